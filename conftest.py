@@ -19,6 +19,7 @@ import numpy as np  # noqa: E402
 
 import replicax as rx  # noqa: E402
 from replicax._src.data.seeds import set_global_seed  # noqa: E402
+from replicax.compat import tf  # noqa: E402
 
 # What records golden results needs TensorFlow, and tests nothing.
 collect_ignore_glob = [
@@ -40,7 +41,7 @@ _THREAD_PATIENCE = 5.0  # seconds that a thread may take to end after its test
 
 @pytest.fixture(autouse=True)
 def _doctest_names(doctest_namespace: dict[str, object]) -> None:
-    doctest_namespace.update(rx=rx, jax=jax, jnp=jnp, np=np)
+    doctest_namespace.update(rx=rx, jax=jax, jnp=jnp, np=np, tf=tf)
 
 
 @pytest.fixture(autouse=True)

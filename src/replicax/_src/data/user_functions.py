@@ -12,6 +12,7 @@ The function is called once per element, in order, and with ``vectorize=True`` o
 import dis
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -183,6 +184,20 @@ _SCALARS = frozenset({bytes, *(np.dtype(code).type for code in "?bhilqBHILQefdFD
 _NUMBERS = frozenset("?bhilqBHILQefdFD")
 
 
+class _Running(threading.local):
+    """How many element functions this thread is running, one in the other."""
+
+    depth = 0
+
+
+_running = _Running()
+
+
+def in_element_function() -> bool:
+    """Whether the calling code runs in a function that a dataset applies to elements."""
+    return _running.depth > 0
+
+
 class ElementFunction:
     """A user's function of elements, with its free variables bound.
 
@@ -210,10 +225,13 @@ class ElementFunction:
         Raises:
             InvalidArgumentError: If the function raises; the message names the element.
         """
+        _running.depth += 1
         try:
             result = self.function(*element) if type(element) is tuple else self.function(element)
         except Exception as error:
             raise self._failed(error, f"element {index}") from error
+        finally:
+            _running.depth -= 1
         return tuple(result) if type(result) is list else result
 
     def row(self, element: Any, index: int) -> Row:
@@ -234,10 +252,13 @@ class ElementFunction:
         """
         function, row = self.function, self._row
         for element in elements:
+            _running.depth += 1
             try:
                 result = function(*element) if type(element) is tuple else function(element)
             except Exception as error:
                 raise self._failed(error, f"element {index}") from error
+            finally:
+                _running.depth -= 1
             rows.append(row(result, element, index))
             index += 1
 
@@ -248,11 +269,14 @@ class ElementFunction:
 
     def block(self, block: Block) -> Block:
         """Return the function's result for a whole block (``vectorize=True``)."""
+        _running.depth += 1
         try:
             columns = block.structure.unflatten(block.columns())
             result = self.function(*columns) if type(columns) is tuple else self.function(columns)
         except Exception as error:
             raise self._failed(error, "a block of elements") from error
+        finally:
+            _running.depth -= 1
         leaves = list(self._row(result, columns, 0))
         assert self._structure is not None
         if any(not isinstance(c, np.ndarray) or len(c) != len(block) for c in leaves):

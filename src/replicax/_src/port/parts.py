@@ -7,15 +7,18 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-from replicax._src.port.rules import Row
+from replicax._src.port.paths import ROOTS
+from replicax._src.port.table import Row
 
-ROOT = "tensorflow"
 IMPORTS = {
     "jax": "import jax",
     "jnp": "import jax.numpy as jnp",
     "np": "import numpy as np",
     "rx": "import replicax as rx",
+    "tf": "from replicax.compat import tf",
 }
+# The names that are imported in place of those above if the program uses them for something else.
+_SPARE_NAMES = {"jax": "jax_", "jnp": "jax_numpy", "np": "numpy_", "rx": "replicax_", "tf": "tf_"}
 _ELEMENT_METHODS = frozenset(
     [
         "bucket_by_sequence_length",
@@ -90,6 +93,8 @@ class Facts(cst.CSTVisitor):
         element_functions: The names of functions that a dataset applies to elements.
         lambdas: The lambdas among such functions.
         values: The expressions assigned to each name.
+        read: The names that are read.
+        top_imports: The imports at the top level of the module.
         has_numpy_method: Whether a class defines a method ``numpy``.
         is_for_tensorflow: Whether the program imports TensorFlow.
     """
@@ -99,6 +104,8 @@ class Facts(cst.CSTVisitor):
         self.element_functions: set[str] = set()
         self.lambdas: set[cst.CSTNode] = set()
         self.values: dict[str, list[cst.BaseExpression]] = {}
+        self.read: set[str] = set()
+        self.top_imports: set[str] = set()
         self.has_numpy_method = False
         self.is_for_tensorflow = False
 
@@ -116,6 +123,28 @@ class Facts(cst.CSTVisitor):
         """Collect names of functions."""
         self.has_numpy_method |= node.name.value == "numpy"
         self.bound.setdefault(node.name.value, "def")
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802
+        """Collect names of classes."""
+        self.bound.setdefault(node.name.value, "class")
+
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802
+        """Collect the names that occur."""
+        self.read.add(node.value)
+
+    def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
+        """Collect the imports at the top level."""
+        lines = (line.body for line in node.body if isinstance(line, cst.SimpleStatementLine))
+        for small in (part for line in lines for part in line):
+            if isinstance(small, cst.Import | cst.ImportFrom):
+                self.top_imports.add(code_of(small).rstrip(" ;"))
+
+    def visit_For(self, node: cst.For) -> None:  # noqa: N802
+        """Mark the variables of loops as unknown."""
+        for name in m.findall(node.target, m.Name()):
+            assert isinstance(name, cst.Name)
+            self.bound.setdefault(name.value, "variable")
+            self.values.setdefault(name.value, []).append(name)
 
     def visit_Param(self, node: cst.Param) -> None:  # noqa: N802
         """Collect parameters, whose values are unknown."""
@@ -144,12 +173,32 @@ class Facts(cst.CSTVisitor):
         for alias in node.names:
             text = code_of(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
             name = alias.evaluated_alias or alias.evaluated_name
-            self.is_for_tensorflow |= alias.evaluated_name.split(".")[0] == ROOT
+            self.is_for_tensorflow |= is_root(alias.evaluated_name)
             self.bound.setdefault(name.split(".")[0], f"import {text}")
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
-        """Check for imports from TensorFlow."""
-        self.is_for_tensorflow |= code_of(node.module).split(".")[0] == ROOT
+        """Collect names from modules; check for imports from TensorFlow."""
+        home = code_of(node.module)
+        self.is_for_tensorflow |= is_root(home) and not node.relative
+        if isinstance(node.names, cst.ImportStar):
+            return
+        for alias in node.names:
+            name = alias.evaluated_alias or alias.evaluated_name
+            self.bound.setdefault(name, f"from {home} import {name}")
+
+    def names(self) -> dict[str, str]:
+        """Return the name to use for each import, unlike all other names of the program."""
+        found = {}
+        for name, line in IMPORTS.items():
+            taken = self.bound.get(name, line)
+            is_free = taken == line or is_root(taken.partition(" ")[2])
+            found[name] = name if is_free else _SPARE_NAMES[name]
+        return found
+
+
+def is_root(name: str) -> bool:
+    """Whether a module is TensorFlow's."""
+    return name.partition(" ")[0].split(".")[0] in ROOTS
 
 
 def is_float(
@@ -239,11 +288,24 @@ def fill_call(
         assert isinstance(found, cst.BaseExpression)
         return found
     args = [a for slot in target.args for a in _fill_slot(slot, arguments, row, defaults)]
+    args = _positional_first(args, [slot.keyword is not None for slot in target.args])
     if args and old.args:
         args[-1] = args[-1].with_changes(
             comma=old.args[-1].comma, whitespace_after_arg=old.args[-1].whitespace_after_arg
         )
     return old.with_changes(func=target.func, args=args)
+
+
+def _positional_first(args: list[cst.Arg], is_keyword: list[bool]) -> list[cst.Arg]:
+    """Drop the keywords of arguments that stand before a positional one."""
+    places = [place for place, arg in enumerate(args) if arg.keyword is None and not arg.star]
+    last = places[-1] if places else -1
+    if any(is_keyword[:last]):  # the table passes it by keyword, so that it has no place
+        return args
+    return [
+        arg.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT) if place < last else arg
+        for place, arg in enumerate(args)
+    ]
 
 
 def _fill_slot(
@@ -290,21 +352,42 @@ class _Substitution(cst.CSTTransformer):
         return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
-def with_imports(module: cst.Module, needs: Iterable[str], facts: Facts) -> cst.Module:
+def with_imports(
+    module: cst.Module, needs: Iterable[str], facts: Facts, names: dict[str, str]
+) -> cst.Module:
     """Return the module with the required imports in place of TensorFlow's."""
-    names = sorted(n for n in needs if n == "rx" or facts.bound.get(n) != IMPORTS[n])
-    if not names:
+    lines: list[Any] = [
+        cst.parse_statement(import_line(name, names))
+        for name in sorted(needs)
+        if name == "rx" or import_line(name, names) not in facts.top_imports
+    ]
+    if not lines:
         return module
     body: list[Any] = list(module.body)
-    is_ours = [_is_line(line, IMPORTS["rx"]) for line in body]
+    ours = import_line("rx", names)
+    is_ours = [_is_line(line, ours) for line in body]
     is_next = [mine or _is_from_us(line) for line, mine in zip(body, is_ours, strict=True)]
     place = is_next.index(True) if any(is_next) else _after_docstring(body)
-    lines: list[Any] = [cst.parse_statement(IMPORTS[name]) for name in names]
-    if any(is_next):
+    place = max(place, _after_future_imports(body))
+    if any(is_next) and place < len(body):
         lines[0] = lines[0].with_changes(leading_lines=body[place].leading_lines)
         body[place] = body[place].with_changes(leading_lines=())
+    kept = [line for line, mine in zip(body[:place], is_ours[:place], strict=True) if not mine]
     after = [line for line, mine in zip(body[place:], is_ours[place:], strict=True) if not mine]
-    return module.with_changes(body=[*body[:place], *lines, *after])
+    return module.with_changes(body=[*kept, *lines, *after])
+
+
+def import_line(name: str, names: dict[str, str]) -> str:
+    """Return the import of ``name``, under the name that the program has free for it."""
+    line, own = IMPORTS[name], names[name]
+    if own == name:
+        return line
+    return f"{line.partition(' as ')[0]} as {own}"
+
+
+def _after_future_imports(body: list[Any]) -> int:
+    places = [p for p, line in enumerate(body) if "from __future__ import" in code_of(line)]
+    return places[-1] + 1 if places else 0
 
 
 def _is_line(node: cst.CSTNode, text: str) -> bool:

@@ -1,7 +1,9 @@
 """The source rewriter of ``replicax port``."""
 
+import builtins
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +20,52 @@ from libcst.metadata import (
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.port.parts import (
     IMPORTS,
-    ROOT,
     Facts,
     bound,
     code_of,
     fill_call,
+    import_line,
     is_float,
+    is_root,
     statement,
     unsupported_keywords,
     with_imports,
 )
-from replicax._src.port.rules import WIDE, Row, Rules, Same, Untranslated, left_out_methods
+from replicax._src.port.paths import RELATED, ROOTS
+from replicax._src.port.rules import WIDE, Rules, Same, Untranslated, left_out_methods
+from replicax._src.port.table import Row
 
 _WIDTH = 100
-_ON_THE_HOST = (f"{ROOT}.io.", f"{ROOT}.data.", f"{ROOT}.TensorSpec", f"{ROOT}.train.")
+_ON_THE_HOST = ("io.", "data.", "TensorSpec", "train.")
+# Arguments of version 1 that version 2 calls by another name.
+_OLDER_ARGUMENTS = {
+    "keep_dims": "keepdims",
+    "reduction_indices": "axis",
+    "squeeze_dims": "axis",
+    "fn1": "true_fn",
+    "fn2": "false_fn",
+}
+# Functions that give a shape if they are given one.
+_SHAPE_MATH = frozenset(
+    [
+        "add",
+        "cast",
+        "concat",
+        "constant",
+        "convert_to_tensor",
+        "gather",
+        "identity",
+        "maximum",
+        "minimum",
+        "multiply",
+        "reverse",
+        "slice",
+        "stack",
+        "strided_slice",
+        "subtract",
+        "unstack",
+    ]
+)
 _LOOP = (
     "the loop is unrolled, and its bound must be a Python number. `rx.scan` compiles one turn for"
     " all."
@@ -39,7 +73,7 @@ _LOOP = (
 
 
 class PortError(ReplicaxError, ValueError):
-    """A program that cannot be ported without changes."""
+    """A file that is not a Python 3 program."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +99,21 @@ class Mark:
         return f"replicax port: {what} {self.words}"
 
 
+@dataclass(frozen=True)
+class Use:
+    """A TensorFlow name in the program.
+
+    Attributes:
+        line: The line in the original program.
+        path: The name below ``tf``.
+        outcome: "rewritten"; "answered" if a mark says what to write; or "unknown".
+    """
+
+    line: int
+    path: str
+    outcome: str
+
+
 @dataclass
 class Ported:
     """The result of porting a program.
@@ -73,11 +122,13 @@ class Ported:
         code: The program for replicax.
         changes: How often each pair of an old and a new name occurred.
         marks: The places to check, in the order of their lines.
+        uses: The TensorFlow names of the program, in the order of their lines.
     """
 
     code: str
     changes: dict[tuple[str, str], int] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
 
 
 def port(code: str, name: str = "the program") -> Ported:
@@ -88,26 +139,23 @@ def port(code: str, name: str = "the program") -> Ported:
         name: Its name, for messages.
 
     Raises:
-        PortError: If it is not Python, or binds a name that the port needs to something else.
+        PortError: If it is not Python.
     """
     try:
-        module = cst.parse_module(code)
+        wrapper = MetadataWrapper(cst.parse_module(code))
     except cst.ParserSyntaxError as error:
         raise PortError(f"{name} is not Python, line {error.raw_line}: {error.message}") from None
-    wrapper = MetadataWrapper(module)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise PortError(f"{name} is not Python: {error}") from None
     wrapper.visit(facts := Facts())
-    for own, what in facts.bound.items():
-        if own in IMPORTS and what != IMPORTS[own]:
-            raise PortError(
-                f"{name} calls something else `{own}`, the name that `{IMPORTS[own]}` needs."
-                " Rename it first."
-            )
     if not facts.is_for_tensorflow:
         return Ported(code)
     rewriter = _Rewriter(facts)
     ported = wrapper.visit(rewriter)
     marks = sorted(rewriter.found, key=lambda mark: (mark.line, mark.name))
-    return Ported(with_imports(ported, rewriter.needs, facts).code, rewriter.changes, marks)
+    uses = sorted(rewriter.uses, key=lambda use: (use.line, use.path))
+    new = with_imports(ported, rewriter.needs, facts, rewriter.names).code
+    return Ported(new, rewriter.changes, marks, uses)
 
 
 class _Rewriter(cst.CSTTransformer):
@@ -127,7 +175,9 @@ class _Rewriter(cst.CSTTransformer):
         self._loops: set[cst.CSTNode] = set()  # tf.range(...) as the iterable of a for statement
         self._imported: dict[str, str] = {}  # names from `from tensorflow...` -> their names in rx
         self._marks: dict[cst.CSTNode, list[Mark]] = {}
+        self.names = facts.names()
         self.needs: set[str] = set()
+        self.uses: list[Use] = []
         self.found: list[Mark] = []
         self.changes: dict[tuple[str, str], int] = {}
 
@@ -142,8 +192,8 @@ class _Rewriter(cst.CSTTransformer):
         for name in names:
             if name.source is QualifiedNameSource.IMPORT:
                 root, _, path = name.name.partition(".")
-                if root == ROOT:
-                    return str(path)
+                if root in ROOTS:
+                    return ".".join(part for part in (ROOTS[root], str(path)) if part)
         return None
 
     def _line(self, node: cst.CSTNode) -> int:
@@ -167,12 +217,18 @@ class _Rewriter(cst.CSTTransformer):
     def _count(self, old: str, new: str) -> None:
         self.changes[old, new] = self.changes.get((old, new), 0) + 1
 
+    def _use(self, node: cst.CSTNode, path: str, outcome: str) -> None:
+        self.uses.append(Use(self._line(node), path, outcome))
+
     def _expression(self, text: str) -> cst.BaseExpression:
         """Parse an expression of the new program, in NumPy inside element functions."""
         if self._in_elements[-1]:
             text = text.replace("jnp.", "np.")
         text = text.replace("jax.numpy.", "jnp.")
-        self.needs |= {text.split(".")[0]} & set(IMPORTS)
+        found = {head for head in IMPORTS if re.search(rf"(?<![\w.]){head}\b(?!=)", text)}
+        self.needs |= found
+        for head in found:
+            text = re.sub(rf"(?<![\w.]){head}\b(?!=)", self.names[head], text)
         return cst.parse_expression(text)
 
     # Functions that a dataset applies to elements, which run in NumPy.
@@ -220,20 +276,24 @@ class _Rewriter(cst.CSTTransformer):
             return updated
         answer = self._rules.of(path)
         if isinstance(answer, Row):
-            answer = (
-                Same(answer.bare, caveat=answer.caveat)
-                if answer.bare
-                else Untranslated(f"Write `{answer.target}`.")
-            )
+            answer = self._as_value(path, answer)
         return self._replace_name(node, updated, path, answer)
+
+    def _as_value(self, path: str, row: Row) -> Same | Untranslated:
+        """Return the function that a row stands for, to be passed on or called with anything."""
+        if row.bare and not self._in_elements[-1]:
+            return Same(row.bare, caveat=row.caveat)
+        return self._rules.function(path) or Untranslated(f"Write `{row.target}`.")
 
     def _replace_name(
         self, node: cst.CSTNode, updated: Any, path: str, answer: Same | Untranslated
     ) -> Any:
         """Return the new name in place of the old one; add a mark where it may be wrong."""
         if isinstance(answer, Untranslated):
+            self._use(node, path, "answered" if answer.is_answer else "unknown")
             self._mark(node, f"tf.{path}" if path else "tf", answer.words, is_left=True)
             return updated
+        self._use(node, path, "rewritten")
         if answer.caveat and not self._is_harmless(node, answer.caveat):
             self._mark(node, answer.text, answer.caveat, is_left=False)
         written = code_of(updated)
@@ -250,7 +310,7 @@ class _Rewriter(cst.CSTTransformer):
         if caveat != WIDE:
             return False
         calls = (n.func for n in self._parents(node) if isinstance(n, cst.Call))
-        paths = (f"{ROOT}.{self._path(f)}" for f in calls)
+        paths = (self._path(f) or "" for f in calls)
         return self._in_elements[-1] or any(p.startswith(_ON_THE_HOST) for p in paths)
 
     # Calls.
@@ -279,12 +339,20 @@ class _Rewriter(cst.CSTTransformer):
         path = self._path(original_node.func) or ""
         if isinstance(answer, Row):
             return self._by_row(original_node, updated_node, path, answer)
+        return self._call(original_node, updated_node, path, answer)
+
+    def _call(
+        self, node: cst.Call, updated: cst.Call, path: str, answer: Same | Untranslated
+    ) -> cst.Call:
+        """Return the call of another function with the arguments of the program."""
+        args = _renamed(updated.args, path)
         if isinstance(answer, Same):
-            arguments = [a.keyword.value for a in original_node.args if a.keyword is not None]
-            if refused := unsupported_keywords(answer.value, arguments):
+            keywords = [a.keyword.value for a in args if a.keyword is not None]
+            if refused := unsupported_keywords(answer.value, keywords):
                 answer = Untranslated(f"`{answer.text}` takes no {', '.join(refused)}.")
-        func = self._replace_name(original_node.func, updated_node.func, path, answer)
-        return updated_node.with_changes(func=func)
+        func = self._replace_name(node.func, updated.func, path, answer)
+        is_new = isinstance(answer, Same)
+        return updated.with_changes(func=func, args=args if is_new else updated.args)
 
     def _as_numpy(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
         """Rewrite ``x.numpy()`` as ``np.asarray(x)``."""
@@ -311,23 +379,55 @@ class _Rewriter(cst.CSTTransformer):
         if node in self._loops and not any(a.keyword or a.star for a in node.args):
             if not all(isinstance(a.value, cst.Integer) for a in node.args):
                 self._mark(node, "range", _LOOP, is_left=False)
+            self._use(node, path, "rewritten")
             self._count("for i in tf.range(n)", "for i in range(n)")
             return updated.with_changes(func=cst.Name("range"))
-        is_indexed = isinstance(self.get_metadata(ParentNodeProvider, node), cst.Subscript)
-        arguments = bound(updated.args, row)
-        problem = arguments if isinstance(arguments, str) else ""
-        if path == "shape" and not is_indexed:
-            problem = "A shape is a tuple of numbers: write `x.shape`, or `x.shape[0]`."
+        arguments = bound(_renamed(updated.args, path), row)
+        problem = arguments if isinstance(arguments, str) else self._refused(node, path)
         if isinstance(arguments, str) or problem:
-            self._mark(node, f"tf.{path}", problem, is_left=True)
-            return updated
+            answer = self._rules.function(path) or Untranslated(problem)
+            return self._call(node, updated, path, answer)
         if row.caveat and not self._is_certain(node, row):
             self._mark(node, row.target.partition("(")[0], row.caveat, is_left=False)
+        self._use(node, path, "rewritten")
         new = self._expression(row.target)
         self._count(f"tf.{path}", code_of(new).partition("(")[0])
         if not isinstance(new, cst.Call):
             return new
         return fill_call(new, arguments, row, updated, self._expression)
+
+    def _refused(self, node: cst.Call, path: str) -> str:
+        """Return why JAX's function does not do here, or ""."""
+        if path.rpartition(".")[2] == "shape":
+            parent = self.get_metadata(ParentNodeProvider, node)
+            is_number = m.matches(
+                parent,
+                m.Subscript(slice=[m.SubscriptElement(slice=m.Index())]),
+            )
+            return "" if is_number else "A shape is a tuple of numbers: write `x.shape`."
+        is_of_shape = any(self._is_shape(argument.value) for argument in node.args)
+        return "Its argument is a shape, which is a tuple of numbers." if is_of_shape else ""
+
+    def _is_shape(self, node: cst.CSTNode, depth: int = 3) -> bool:
+        """Whether an expression is certainly computed from shapes, which are known in a trace."""
+        match node:
+            case cst.Call():
+                path = self._path(node.func) or ""
+                if path.rpartition(".")[2] in ("shape", "TensorShape"):
+                    return True
+                of_shape = any(self._is_shape(a.value, depth) for a in node.args)
+                return of_shape and path.rpartition(".")[2] in _SHAPE_MATH
+            case cst.Subscript():
+                is_slice = not m.matches(node, m.Subscript(slice=[m.SubscriptElement(m.Index())]))
+                return is_slice and self._is_shape(node.value, depth)
+            case cst.List() | cst.Tuple():
+                return any(self._is_shape(element.value, depth) for element in node.elements)
+            case cst.BinaryOperation():
+                return self._is_shape(node.left, depth) or self._is_shape(node.right, depth)
+            case cst.Name():
+                values = self._facts.values.get(node.value, ())
+                return depth > 0 and any(self._is_shape(value, depth - 1) for value in values)
+        return False
 
     def _is_certain(self, node: cst.Call, row: Row) -> bool:
         """Whether the caveat of a row certainly does not apply here."""
@@ -341,7 +441,7 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Import(  # noqa: N802
         self, original_node: cst.Import, updated_node: cst.Import
     ) -> cst.Import | cst.RemovalSentinel:
-        names = [a for a in updated_node.names if not _is_root(a.evaluated_name)]
+        names = [a for a in updated_node.names if not is_root(a.evaluated_name)]
         for alias in names:
             self._mark_related_import(original_node, alias.evaluated_name)
         if len(names) == len(updated_node.names):
@@ -352,41 +452,48 @@ class _Rewriter(cst.CSTTransformer):
         names[-1] = names[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
         return updated_node.with_changes(names=names)
 
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
+    def _brought_in(self, node: cst.ImportFrom) -> list[tuple[str, str]]:
+        """Return the names that an import binds, each with its path below ``tf``."""
         home = code_of(node.module)
-        if not _is_root(home) or isinstance(node.names, cst.ImportStar):
+        root, _, inner = home.partition(".")
+        base = [part for part in (ROOTS[root], inner) if part]
+        if isinstance(node.names, cst.ImportStar):
+            taken = sorted(self._facts.read - self._facts.bound.keys() - set(dir(builtins)))
+            paths = [(name, ".".join([*base, name])) for name in taken]
+            return [pair for pair in paths if isinstance(self._rules.of(pair[1]), Same)]
+        return [
+            (alias.evaluated_alias or alias.evaluated_name, ".".join([*base, alias.evaluated_name]))
+            for alias in node.names
+        ]
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
+        if node.relative or not is_root(code_of(node.module)):
             return
-        for alias in node.names:
-            path = f"{home}.{alias.evaluated_name}".partition(".")[2]
+        for name, path in self._brought_in(node):
             answer = self._rules.of(path)
-            if isinstance(answer, Same) and answer.text.startswith("rx."):
-                self._imported[alias.evaluated_alias or alias.evaluated_name] = answer.text
+            if isinstance(answer, Same) and answer.text.startswith(("rx.", "tf.")):
+                self._imported[name] = answer.text
 
     def leave_ImportFrom(  # noqa: N802
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> Any:
         home = code_of(original_node.module)
-        if not _is_root(home):
+        if original_node.relative or not is_root(home):
             self._mark_related_import(original_node, home)
-            return updated_node
-        if isinstance(original_node.names, cst.ImportStar):
-            words = "What it brings cannot be seen: import the names that are used."
-            self._mark(original_node, f"from {home} import *", words, is_left=True)
             return updated_node
         self.needs.add("rx")
         lines: list[cst.BaseSmallStatement] = []
-        for alias in original_node.names:
-            name = alias.evaluated_alias or alias.evaluated_name
+        for name, path in self._brought_in(original_node):
             if name in self._imported:
-                self._count(f"from {home} import {alias.evaluated_name}", self._imported[name])
-                lines.append(statement(f"{name} = {self._imported[name]}"))
+                new = code_of(self._expression(self._imported[name]))
+                self._count(f"from {home} import {path.rpartition('.')[2]}", new)
+                if name != new:
+                    lines.append(statement(f"{name} = {new}"))
         return cst.FlattenSentinel(lines) if lines else cst.RemoveFromParent()
 
     def _mark_related_import(self, node: cst.CSTNode, name: str) -> None:
-        if name.startswith(f"{ROOT}_"):
-            words = (
-                "It brings TensorFlow along. Its datasets may be given to a strategy as they are."
-            )
+        words = RELATED.get(name.split(".")[0])
+        if words is not None and "substrates" not in name:
             self._mark(node, name, words, is_left=False)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
@@ -404,9 +511,18 @@ class _Rewriter(cst.CSTTransformer):
 
     def _fill_empty_statement(self, node: cst.SimpleStatementLine) -> Any:
         is_outermost = isinstance(self.get_metadata(ParentNodeProvider, node), cst.Module)
-        text = IMPORTS["rx"] if is_outermost else "pass"
+        text = import_line("rx", self.names) if is_outermost else "pass"
         return node.with_changes(body=[statement(text)])
 
 
-def _is_root(name: str) -> bool:
-    return name.split(".")[0] == ROOT
+def _renamed(args: Sequence[cst.Arg], path: str) -> Sequence[cst.Arg]:
+    """Return arguments under their names in version 2 of TensorFlow, and Keras 3."""
+    names = dict(_OLDER_ARGUMENTS)
+    if "optimizers" in path:
+        names["lr"] = "learning_rate"
+    return [
+        arg.with_changes(keyword=cst.Name(names[arg.keyword.value]))
+        if arg.keyword is not None and arg.keyword.value in names
+        else arg
+        for arg in args
+    ]

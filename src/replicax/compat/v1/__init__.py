@@ -5,10 +5,47 @@ Example:
     True
 """
 
+from typing import TYPE_CHECKING
+
+from replicax._src.base.lazy import on_demand
 from replicax._src.base.ops import enable_eager_execution
 from replicax._src.strategy.v1 import ConfigProto, TensorInfo
 from replicax.compat.v1 import distribute
 
-__all__ = ["ConfigProto", "TensorInfo", "distribute", "enable_eager_execution"]
+if TYPE_CHECKING:
+    from replicax._src.tf_ops.older import (
+        random_normal,
+        random_uniform,
+        to_bfloat16,
+        to_float,
+        to_int32,
+        to_int64,
+    )
+    from replicax.compat.v1 import logging
+
+__all__ = [
+    "ConfigProto",
+    "TensorInfo",
+    "distribute",
+    "enable_eager_execution",
+    "logging",
+    "random_normal",
+    "random_uniform",
+    "to_bfloat16",
+    "to_float",
+    "to_int32",
+    "to_int64",
+]
 
 __dir__ = __all__.copy
+
+_HOMES = {
+    "logging": "replicax.compat.v1.logging",
+    **dict.fromkeys(
+        ("random_normal", "random_uniform", "to_bfloat16", "to_float", "to_int32", "to_int64"),
+        "replicax._src.tf_ops.older",
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, _HOMES, adviser="replicax._src.port.rules")

@@ -1,0 +1,193 @@
+"""The table of TensorFlow calls and their JAX equivalents."""
+
+import ast
+import keyword
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# A TensorFlow call -> its JAX equivalent, and after `;` a caveat. A missing argument is omitted if
+# the right side passes it by keyword (`axis=axis`), else its default is written. In functions that
+# a dataset applies to elements, `jnp` becomes `np`, except that `jax.numpy` stays: there, NumPy
+# would choose another dtype. A test compares every row with TensorFlow.
+_TABLE = """
+abs|math.abs(x) -> jnp.abs(x)
+add_n|math.add_n(inputs) -> sum(inputs)
+argmax|math.argmax(input, axis=0) -> jnp.argmax(input, axis)
+argmin|math.argmin(input, axis=0) -> jnp.argmin(input, axis)
+argsort(values, axis=-1) -> jnp.argsort(values, axis)
+broadcast_to(input, shape) -> jnp.broadcast_to(input, shape)
+cast(x, dtype) -> jnp.asarray(x, dtype)
+clip_by_value(t, clip_value_min, clip_value_max)
+    -> jnp.clip(t, clip_value_min, clip_value_max) ; GRADIENT
+concat(values, axis) -> jnp.concatenate(values, axis)
+cond(pred, true_fn, false_fn) -> rx.cond(pred, true_fn, false_fn)
+convert_to_tensor(value, dtype=None) -> jax.numpy.asarray(value, dtype=dtype)
+cos|math.cos(x) -> jnp.cos(x)
+cosh|math.cosh(x) -> jnp.cosh(x)
+cumsum|math.cumsum(x, axis=0) -> jnp.cumsum(x, axis)
+divide|math.divide(x, y) -> jnp.true_divide(x, y)
+einsum|linalg.einsum(equation, *inputs) -> jnp.einsum(equation, *inputs)
+equal|math.equal(x, y) -> jnp.equal(x, y)
+exp|math.exp(x) -> jnp.exp(x)
+expand_dims(input, axis) -> jnp.expand_dims(input, axis)
+eye|linalg.eye(num_rows, dtype=jnp.float32) -> jnp.eye(num_rows, dtype=dtype)
+fill(dims, value) -> jax.numpy.full(dims, value)
+floor|math.floor(x) -> jnp.floor(x)
+gather(params, indices, axis=0) -> jnp.take(params, indices, axis) ; NEGATIVE
+greater|math.greater(x, y) -> jnp.greater(x, y)
+greater_equal|math.greater_equal(x, y) -> jnp.greater_equal(x, y)
+less|math.less(x, y) -> jnp.less(x, y)
+less_equal|math.less_equal(x, y) -> jnp.less_equal(x, y)
+logical_and|math.logical_and(x, y) -> jnp.logical_and(x, y)
+logical_not|math.logical_not(x) -> jnp.logical_not(x)
+logical_or|math.logical_or(x, y) -> jnp.logical_or(x, y)
+math.ceil(x) -> jnp.ceil(x)
+math.cumprod(x, axis=0) -> jnp.cumprod(x, axis)
+math.floordiv(x, y) -> jnp.floor_divide(x, y)
+math.is_finite(x) -> jnp.isfinite(x)
+math.is_inf(x) -> jnp.isinf(x)
+math.is_nan(x) -> jnp.isnan(x)
+math.log(x) -> jnp.log(x)
+math.log1p(x) -> jnp.log1p(x)
+math.log_sigmoid(x) -> jax.nn.log_sigmoid(x)
+math.mod|math.floormod(x, y) -> jnp.mod(x, y)
+math.reduce_std(input_tensor, axis=None, keepdims=False)
+    -> jnp.std(input_tensor, axis=axis, keepdims=keepdims)
+math.reduce_variance(input_tensor, axis=None, keepdims=False)
+    -> jnp.var(input_tensor, axis=axis, keepdims=keepdims)
+math.rsqrt(x) -> jax.lax.rsqrt(x)
+math.squared_difference(x, y) -> jnp.square(x - y)
+matmul|linalg.matmul(a, b) -> jnp.matmul(a, b)
+maximum|math.maximum(x, y) -> jnp.maximum(x, y) ; GRADIENT
+minimum|math.minimum(x, y) -> jnp.minimum(x, y) ; GRADIENT
+multiply|math.multiply(x, y) -> jnp.multiply(x, y)
+negative|math.negative(x) -> jnp.negative(x)
+nn.bias_add(value, bias) -> jnp.add(value, bias)
+nn.elu(features) -> jax.nn.elu(features)
+nn.gelu(features, approximate=False) -> jax.nn.gelu(features, approximate)
+nn.leaky_relu(features, alpha=0.2) -> jax.nn.leaky_relu(features, alpha)
+nn.log_softmax|math.log_softmax(logits, axis=-1) -> jax.nn.log_softmax(logits, axis=axis)
+nn.relu(features) -> jax.nn.relu(features)
+nn.relu6(features) -> jax.nn.relu6(features)
+nn.selu(features) -> jax.nn.selu(features)
+nn.silu|nn.swish(features) -> jax.nn.silu(features)
+nn.softmax|math.softmax(logits, axis=-1) -> jax.nn.softmax(logits, axis=axis)
+nn.softmax_cross_entropy_with_logits(labels, logits)
+    -> rx.keras.ops.categorical_crossentropy(labels, logits, from_logits=True)
+nn.softplus|math.softplus(features) -> jax.nn.softplus(features)
+nn.softsign|math.softsign(features) -> jax.nn.soft_sign(features)
+nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    -> rx.keras.ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+norm|linalg.norm(tensor) -> jnp.linalg.norm(tensor)
+not_equal|math.not_equal(x, y) -> jnp.not_equal(x, y)
+one_hot(indices, depth, dtype=jnp.float32) -> jax.nn.one_hot(indices, depth, dtype=dtype)
+ones(shape, dtype=jnp.float32) -> jnp.ones(shape, dtype)
+ones_like(input, dtype=None) -> jnp.ones_like(input, dtype=dtype)
+pow|math.pow(x, y) -> jnp.power(x, y)
+range(*bounds) -> jax.numpy.arange(*bounds)
+rank(input) -> jnp.ndim(input)
+reduce_all|math.reduce_all(input_tensor, axis=None, keepdims=False)
+    -> jnp.all(input_tensor, axis=axis, keepdims=keepdims)
+reduce_any|math.reduce_any(input_tensor, axis=None, keepdims=False)
+    -> jnp.any(input_tensor, axis=axis, keepdims=keepdims)
+reduce_logsumexp|math.reduce_logsumexp(input_tensor, axis=None, keepdims=False)
+    -> jax.nn.logsumexp(input_tensor, axis=axis, keepdims=keepdims)
+reduce_max|math.reduce_max(input_tensor, axis=None, keepdims=False)
+    -> jnp.max(input_tensor, axis=axis, keepdims=keepdims)
+reduce_mean|math.reduce_mean(input_tensor, axis=None, keepdims=False)
+    -> jnp.mean(input_tensor, axis=axis, keepdims=keepdims) ; FLOATS
+reduce_min|math.reduce_min(input_tensor, axis=None, keepdims=False)
+    -> jnp.min(input_tensor, axis=axis, keepdims=keepdims)
+reduce_prod|math.reduce_prod(input_tensor, axis=None, keepdims=False)
+    -> jnp.prod(input_tensor, axis=axis, keepdims=keepdims)
+reduce_sum|math.reduce_sum(input_tensor, axis=None, keepdims=False)
+    -> jnp.sum(input_tensor, axis=axis, keepdims=keepdims)
+repeat(input, repeats, axis=None) -> jnp.repeat(input, repeats, axis=axis)
+reshape(tensor, shape) -> jnp.reshape(tensor, shape)
+reverse(tensor, axis) -> jnp.flip(tensor, axis)
+round|math.round(x) -> jnp.round(x)
+shape(input) -> jnp.shape(input)
+sigmoid|math.sigmoid|nn.sigmoid(x) -> jax.nn.sigmoid(x)
+sign|math.sign(x) -> jnp.sign(x)
+sin|math.sin(x) -> jnp.sin(x)
+sinh|math.sinh(x) -> jnp.sinh(x)
+sort(values, axis=-1) -> jnp.sort(values, axis)
+sqrt|math.sqrt(x) -> jnp.sqrt(x)
+square|math.square(x) -> jnp.square(x)
+squeeze(input, axis=None) -> jnp.squeeze(input, axis=axis)
+stack(values, axis=0) -> jnp.stack(values, axis=axis)
+stop_gradient(input) -> jax.lax.stop_gradient(input)
+subtract|math.subtract(x, y) -> jnp.subtract(x, y)
+tan|math.tan(x) -> jnp.tan(x)
+tanh|math.tanh|nn.tanh(x) -> jnp.tanh(x)
+tensordot|linalg.tensordot(a, b, axes) -> jnp.tensordot(a, b, axes)
+tile(input, multiples) -> jnp.tile(input, multiples)
+transpose(a, perm=None) -> jnp.transpose(a, axes=perm)
+where(condition, x, y) -> jnp.where(condition, x, y)
+zeros(shape, dtype=jnp.float32) -> jnp.zeros(shape, dtype)
+zeros_like(input, dtype=None) -> jnp.zeros_like(input, dtype=dtype)
+"""
+_CAVEATS = {
+    "FLOATS": "the same for floats. Of integers TensorFlow's mean is an integer, JAX's a float.",
+    "GRADIENT": (
+        "the same values. Where two are equal, TensorFlow's gradient is all of one's, and JAX's is"
+        " shared by both."
+    ),
+    "NEGATIVE": (
+        "the same for indices in bounds. Those below zero count from the end, where TensorFlow"
+        " raises or gives zeros."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        parameters: TensorFlow's parameters, and the source text of their defaults.
+        target: The JAX expression, in which the parameters are names.
+        caveat: Where its meaning differs.
+        rest: The name of the ``*args`` parameter, if there is one.
+    """
+
+    parameters: Mapping[str, str | None]
+    target: str
+    caveat: str = ""
+    rest: str = ""
+
+    @property
+    def bare(self) -> str | None:
+        """The function's name, if it takes the same positional arguments; else None."""
+        call = ast.parse(self.target, mode="eval").body
+        assert isinstance(call, ast.Call)
+        positional = [a.id for a in call.args if isinstance(a, ast.Name)]
+        needed = [name for name, default in self.parameters.items() if default is None]
+        plain = positional == needed == list(self.parameters)[: len(needed)] and len(
+            positional
+        ) == len(call.args)
+        no_more = all(isinstance(k.value, ast.Name) and k.arg == k.value.id for k in call.keywords)
+        return ast.unparse(call.func) if plain and no_more and not self.rest else None
+
+
+def _parse_row(line: str) -> dict[str, Row]:
+    """Parse a line of the table into rows by name."""
+    left, _, right = line.partition(" -> ")
+    names, _, arguments = left.partition("(")
+    target, _, caveat = right.partition(" ; ")
+    declared = ast.parse(f"def f({arguments}: ...").body[0]
+    assert isinstance(declared, ast.FunctionDef)
+    order = [a.arg for a in declared.args.args]
+    defaults = [ast.unparse(value) for value in declared.args.defaults]
+    texts: list[str | None] = [None] * (len(order) - len(defaults)) + [*defaults]
+    rest = declared.args.vararg.arg if declared.args.vararg else ""
+    row = Row(dict(zip(order, texts, strict=True)), target, _CAVEATS.get(caveat, ""), rest)
+    assert not any(keyword.iskeyword(name) for name in order)
+    return dict.fromkeys(names.split("|"), row)
+
+
+ROWS: dict[str, Row] = {
+    name: row
+    for line in _TABLE.replace("\n    ", " ").strip().splitlines()
+    for name, row in _parse_row(line).items()
+}

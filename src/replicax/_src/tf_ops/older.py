@@ -1,0 +1,169 @@
+"""Functions of `tf.compat.v1` that version 2 does not have."""
+
+import logging as python_logging
+from typing import Any
+
+import numpy as np
+
+from replicax._src.random.random import normal, uniform
+from replicax._src.tf_ops.arrays import cast
+
+logger = python_logging.getLogger("replicax")
+
+
+def to_float(x: Any, name: str | None = "ToFloat") -> Any:
+    """Convert to float32.
+
+    Example:
+        >>> tf.compat.v1.to_float(1)
+        Array(1., dtype=float32)
+    """
+    return cast(x, np.float32)
+
+
+def to_int32(x: Any, name: str | None = "ToInt32") -> Any:
+    """Convert to int32.
+
+    Example:
+        >>> tf.compat.v1.to_int32(1.5)
+        Array(1, dtype=int32)
+    """
+    return cast(x, np.int32)
+
+
+def to_int64(x: Any, name: str | None = "ToInt64") -> Any:
+    """Convert to int64.
+
+    Example:
+        >>> int(tf.compat.v1.to_int64(1.5))
+        1
+    """
+    return cast(x, np.int64)
+
+
+def to_bfloat16(x: Any, name: str | None = "ToBFloat16") -> Any:
+    """Convert to bfloat16.
+
+    Example:
+        >>> tf.compat.v1.to_bfloat16(1.5)
+        Array(1.5, dtype=bfloat16)
+    """
+    return cast(x, "bfloat16")
+
+
+def random_uniform(
+    shape: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = np.float32,
+    seed: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Draw uniformly distributed numbers.
+
+    Example:
+        >>> tf.compat.v1.random_uniform([2]).shape
+        (2,)
+    """
+    return uniform(shape, minval, maxval, dtype, seed)
+
+
+def random_normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    seed: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Draw normally distributed numbers.
+
+    Example:
+        >>> tf.compat.v1.random_normal([2]).shape
+        (2,)
+    """
+    return normal(shape, mean, stddev, dtype, seed)
+
+
+def set_verbosity(v: Any) -> None:
+    """Set the lowest level of messages that are shown.
+
+    Example:
+        >>> tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.WARN)
+    """
+    logger.setLevel(v)
+
+
+def get_verbosity() -> int:
+    """Return the lowest level of messages that are shown.
+
+    Example:
+        >>> tf.compat.v1.logging.set_verbosity(30); tf.compat.v1.logging.get_verbosity()
+        30
+    """
+    return logger.getEffectiveLevel()
+
+
+def info(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """Write a message.
+
+    Example:
+        >>> tf.compat.v1.logging.info("step %d", 3)
+    """
+    logger.info(msg, *args, **kwargs)
+
+
+def debug(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """Write a message for debugging.
+
+    Example:
+        >>> tf.compat.v1.logging.debug("step %d", 3)
+    """
+    logger.debug(msg, *args, **kwargs)
+
+
+def warn(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """Write a warning.
+
+    Example:
+        >>> tf.compat.v1.logging.warn("slow")
+    """
+    logger.warning(msg, *args, **kwargs)
+
+
+def error(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """Write an error.
+
+    Example:
+        >>> tf.compat.v1.logging.error("failed")
+    """
+    logger.error(msg, *args, **kwargs)
+
+
+def log(level: Any, msg: Any, *args: Any, **kwargs: Any) -> None:
+    """Write a message of a level.
+
+    Example:
+        >>> tf.compat.v1.logging.log(10, "step %d", 3)
+    """
+    logger.log(level, msg, *args, **kwargs)
+
+
+def get_logger() -> Any:
+    """Return the logger of this package.
+
+    Example:
+        >>> tf.get_logger().name
+        'replicax'
+    """
+    return logger
+
+
+# The levels of messages.
+DEBUG, INFO, WARN, ERROR, FATAL = (
+    python_logging.DEBUG,
+    python_logging.INFO,
+    python_logging.WARNING,
+    python_logging.ERROR,
+    python_logging.CRITICAL,
+)

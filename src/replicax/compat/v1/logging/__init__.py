@@ -1,0 +1,40 @@
+"""Messages under the names of `tf.compat.v1.logging`, to Python's logger "replicax".
+
+Example:
+    >>> rx.compat.v1.logging.info("step %d", 3)
+"""
+
+from replicax._src.tf_ops.older import (
+    DEBUG,
+    ERROR,
+    FATAL,
+    INFO,
+    WARN,
+    debug,
+    error,
+    get_verbosity,
+    info,
+    log,
+    set_verbosity,
+    warn,
+)
+
+warning = warn
+
+__all__ = [
+    "DEBUG",
+    "ERROR",
+    "FATAL",
+    "INFO",
+    "WARN",
+    "debug",
+    "error",
+    "get_verbosity",
+    "info",
+    "log",
+    "set_verbosity",
+    "warn",
+    "warning",
+]
+
+__dir__ = __all__.copy
