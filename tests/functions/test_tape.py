@@ -1,5 +1,6 @@
 """The gradient tape: TensorFlow's answers, in and out of functions and replicas."""
 
+import contextlib
 import gc
 import json
 import weakref
@@ -139,6 +140,46 @@ class TestRandomPrograms:
         self._assert_answers(
             seed, ["error" if e else one for e, one in zip(errors, found, strict=True)]
         )
+
+
+class TestZeros:
+    """Zeros for unconnected sources, with TensorFlow's answers for the same programs."""
+
+    @pytest.mark.parametrize(
+        ("source", "is_followed"),
+        [("variable", True), ("not read", True), ("frozen", False), ("computed", True),
+         ("constant", False), ("stopped", False)],
+    )  # fmt: skip
+    @pytest.mark.parametrize("compile_it", [False, True])
+    def test_zeros_are_followed_where_their_source_is(self, source, is_followed, compile_it):
+        v, frozen = rx.Variable([1.0, 2.0]), rx.Variable([1.0, 2.0], trainable=False)
+        constant = jnp.asarray([1.0, 2.0])
+
+        def program():
+            with rx.GradientTape(persistent=True) as tape:
+                computed = v * 2 if source != "not read" else None
+                sources = {"computed": computed, "constant": constant, "frozen": frozen}
+                asked = constant + 1, sources.get(source, v)
+                with tape.stop_recording() if source == "stopped" else contextlib.nullcontext():
+                    zeros = tape.gradient(*asked, unconnected_gradients="zero")
+                y = zeros + 1
+            return zeros, tape.gradient(y, zeros), tape.gradient(y, v)
+
+        zeros, of_zeros, of_variable = (rx.function(program) if compile_it else program)()
+
+        assert zeros.tolist() == [0.0, 0.0]
+        assert (None if of_zeros is None else of_zeros.tolist()) == (
+            [1.0, 1.0] if is_followed else None
+        )
+        assert of_variable is None
+
+    def test_an_outer_tape_follows_zeros_too(self):
+        v = rx.Variable([1.0, 2.0])
+        with rx.GradientTape() as outer, rx.GradientTape() as inner:
+            computed = v * 2
+            zeros = inner.gradient(jnp.ones(2), computed, unconnected_gradients="zero")
+            y = zeros * 3
+        assert outer.gradient(y, zeros).tolist() == [3.0, 3.0]
 
 
 class TestReplicas:

@@ -127,13 +127,18 @@ class Record:
 
 
 class Question:
-    """A request for gradients of a recording with respect to `sources`."""
+    """A request for gradients of a recording with respect to `sources`.
+
+    Attributes:
+        zeros: The sources that the targets do not depend on, and the zeros returned for them.
+    """
 
     def __init__(self, record: Record, sources: Any, unconnected: UnconnectedGradients) -> None:
         self.record = record
         self._tree = sources
         self._sources = jax.tree.leaves(sources, is_leaf=is_variable)
         self._unconnected = unconnected
+        self.zeros: list[tuple[Any, jax.Array]] = []
 
     def answer(self, targets: Sequence[Any], weights: Sequence[Any]) -> Any:
         """Return the gradient of the weighted sum of the targets for each source."""
@@ -171,10 +176,13 @@ class Question:
         return [id(_array(source, "with respect to"))]
 
     def _finished(self, source: Any, gradient: Any) -> Any:
-        if gradient is None:
-            is_zero = self._unconnected is UnconnectedGradients.ZERO
-            return jnp.zeros(source.shape, source.dtype) if is_zero else None
-        return _conjugate(gradient)
+        if gradient is not None:
+            return _conjugate(gradient)
+        if self._unconnected is not UnconnectedGradients.ZERO:
+            return None
+        zeros = jnp.zeros(source.shape, source.dtype)
+        self.zeros.append((source, zeros))
+        return zeros
 
 
 class DerivativeGuard:

@@ -234,7 +234,11 @@ class GradientTape:
                 " give one for each, or None for ones."
             )
         with self._asked(sources, unconnected_gradients) as question:
-            return question.answer(targets, [value_of(w) for w in weights])
+            found = question.answer(targets, [value_of(w) for w in weights])
+        for tape in current().tapes:
+            for source, zeros in question.zeros:
+                tape.note_zeros(source, zeros)
+        return found
 
     def jacobian(
         self,
@@ -351,9 +355,21 @@ class GradientTape:
     def note_read(self, cell: Cell, value: jax.Array) -> None:
         """Follow `value`, which reading `cell` returned, if the variable is watched."""
         record = None if self._has_ended else self._record
-        if record is not None and (cell in record.reads or (self._watches and cell.trainable)):
+        if record is not None and self._watched(record, cell):
             record.reads.setdefault(cell, {})[id(value)] = value
             record.follow(value)
+
+    def note_zeros(self, source: Any, zeros: jax.Array) -> None:
+        """Follow `zeros` if this tape follows `source`: TensorFlow computes them from it."""
+        record = None if self._has_ended else self._record
+        if record is None:
+            return
+        variable = variable_of(source)
+        if self.follows(source) if variable is None else self._watched(record, variable.cell):
+            record.follow(zeros)
+
+    def _watched(self, record: Record, cell: Cell) -> bool:
+        return cell in record.reads or (self._watches and cell.trainable)
 
     def _live(self) -> Record:
         if self._record is None:
