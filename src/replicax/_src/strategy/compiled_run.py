@@ -206,10 +206,9 @@ class _Traced:
         self._topology = topology
         self._writes = [*per_replica, *replicated]
         self._num_outs = lifted.num_outs - len(self._writes)
-        varying = varying_outputs(
-            lifted.jaxpr,
-            [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
-        )
+        varying_inputs = [REPLICA_AXIS in s for s in self._in_specs]
+        varying_inputs += [c.per_replica for c in self._reads]
+        varying = varying_outputs(lifted.jaxpr, varying_inputs)
         # Outputs that are provably equal on all replicas, such as functional state, stay one array.
         whole = topology.is_fully_addressable and topology.cores == 1
         self._equal_outputs = [i for i in range(self._num_outs) if whole and not varying[i]]
@@ -222,7 +221,8 @@ class _Traced:
         out_layouts = [None] * self._num_outs + [self._shard_layout(c) for c in self._writes]
         for i in self._may_diverge:  # compared as whole arrays, and sliced afterwards
             out_layouts[self._num_outs + i] = None
-        self._call = on_shards(lifted.jaxpr, in_layouts, out_layouts, reduce_dtype)
+        layouts = in_layouts, out_layouts
+        self._call = on_shards(lifted.jaxpr, *layouts, varying_inputs, reduce_dtype)
 
     def _shard_layout(self, cell: Cell) -> ShardLayout | None:
         """Return the layout of a variable sharded over these replicas; None for other variables."""

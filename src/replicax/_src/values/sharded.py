@@ -114,6 +114,12 @@ class ShardLayout:
         at = jax.lax.axis_index(REPLICA_AXIS) * rows
         return jax.lax.dynamic_slice_in_dim(self.stored(x), at, rows, axis)
 
+    def is_inside(self) -> jax.Array:
+        """Return which elements of this replica's shard are not padding; the array is flat."""
+        rows = self.part_shape[0]
+        at = jax.lax.axis_index(REPLICA_AXIS) * rows
+        return at + jnp.arange(rows) < prod(self.shape)
+
     def gathered(self, part: jax.Array) -> jax.Array:
         """Return the whole array, all-gathered from the replicas' shards."""
         axis = self.axis or 0

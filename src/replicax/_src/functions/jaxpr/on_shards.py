@@ -8,6 +8,7 @@ as is provably equivalent:
   iteration gathers its layer alone; if a `checkpoint` uses a variable, it is gathered again for the
   gradients, not kept. A conversion to a narrower type comes before the gather.
 - An optimizer's update is elementwise, so the shard of its result is the same update of shards.
+- The norm of a value whose shards are known is the sum, over the replicas, of the shards' norms.
 - A sum over the replicas, of which only the shard is used, is a reduce-scatter. If a `scan` stacks
   the summed values, each iteration reduce-scatters its own.
 
@@ -17,6 +18,7 @@ computed whole, from gathered inputs, and its results are sliced or summed after
 wrong. Collectives move into `scan` and `checkpoint` only, which all replicas run equally often.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +29,7 @@ from jax.extend import core as jaxprs
 
 from replicax._src.compat.jax import is_of_jax, scan_counts
 from replicax._src.functions.jaxpr.lift import ClosedJaxpr, as_function, in_one_equation
-from replicax._src.functions.jaxpr.replica_variance import ELEMENTWISE
+from replicax._src.functions.jaxpr.replica_variance import ELEMENTWISE, varying_values
 from replicax._src.topology.mesh import REPLICA_AXIS
 from replicax._src.values.sharded import ShardLayout
 
@@ -42,6 +44,7 @@ def on_shards(
     jaxpr: jaxprs.Jaxpr,
     in_layouts: ShardLayouts,
     out_layouts: ShardLayouts,
+    varying: Sequence[bool],
     reduce_dtype: Any = None,
 ) -> Callable[..., list[Any]]:
     """Return the function of `jaxpr`, with shards in place of some whole arrays.
@@ -50,11 +53,12 @@ def on_shards(
         jaxpr: The body of a replica function.
         in_layouts: For each input, its layout if the replica holds only its shard.
         out_layouts: For each output, its layout if the replica keeps only its shard.
+        varying: For each input, whether it can differ between replicas.
         reduce_dtype: The type in which to sum what is reduce-scattered, if not its own.
     """
     if not any((*in_layouts, *out_layouts)):
         return in_one_equation(ClosedJaxpr(jaxpr, ()))
-    return _Plan(jaxpr, in_layouts, out_layouts, reduce_dtype).run
+    return _Plan(jaxpr, in_layouts, out_layouts, reduce_dtype, varying).run
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +172,18 @@ class _Plan:
         in_forms: Sequence[ShardLayout | None],
         out_forms: Sequence[_Form],
         reduce_dtype: Any,
+        varying: Sequence[bool] | None = None,
     ) -> None:
         self._jaxpr, self._in_forms, self._out_forms = jaxpr, in_forms, out_forms
         self._reduce_dtype = reduce_dtype
         equations, self._outvars = _inlined(jaxpr)
         self._shards = _Shards.of(jaxpr.invars, in_forms, equations)
+        self._makers = {v: e for e in equations for v in e.outvars}
+        # Inside of a loop or checkpoint it is not known which values differ between replicas.
+        self._varies: dict[Any, bool] | None = None
+        if varying is not None:
+            inputs = dict(zip(jaxpr.invars, varying, strict=True))
+            self._varies = varying_values(equations, inputs)
         self._wanted: dict[Any, set[_Form]] = {}
         self._actions: list[_Action | jaxprs.JaxprEqn] = []
         self.gathered: set[Any] = set()
@@ -256,6 +267,7 @@ class _Plan:
             self._compute_nested(equation, wanted)
             or (_is_sum(equation) and self._compute_sums(equation, wanted))
             or (len(wanted) == 1 and self._compute_elementwise(equation, wanted[0]))
+            or (len(wanted) == 1 and self._compute_reduction(equation, wanted[0]))
         ):
             self._compute_whole(equation)
 
@@ -309,13 +321,60 @@ class _Plan:
 
         def call(*xs: Any) -> list[Any]:
             if equation.primitive.name == "broadcast_in_dim":
-                return [jnp.broadcast_to(xs[0], shape)]
+                return [jnp.broadcast_to(jnp.reshape(xs[0], ()), shape)]
             return [equation.primitive.bind(*xs, **equation.params)]
 
         in_forms = (form if is_part else None for is_part in by_part)
         inputs = tuple(zip(equation.invars, in_forms, strict=True))
         self._add(_Action(inputs, ((out, form),), call))
         return True
+
+    def _compute_reduction(self, equation: jaxprs.JaxprEqn, forms: set[_Form]) -> bool:
+        """Reduce the shards of a value, then their results; False if the shards are not known."""
+        combine = _REDUCTIONS.get(equation.primitive.name)
+        if combine is None or forms != {None} or not is_of_jax(equation.primitive):
+            return False
+        (x,), (out,) = equation.invars, equation.outvars
+        layout, axes = self._known_layout(x), equation.params["axes"]
+        if layout is None or (layout.is_flat and len(axes) < len(layout.shape)):
+            return False
+        form: ShardLayout | None = None
+        if layout.axis is not None and layout.axis not in axes:
+            left = layout.axis - sum(a < layout.axis for a in axes)
+            form = replace(layout, shape=out.aval.shape, axis=left)  # type: ignore[attr-defined]
+        params = equation.params | ({"axes": (0,)} if layout.is_flat else {})
+
+        def call(part: Any) -> list[Any]:
+            if layout.is_flat:  # padding must not count
+                part = jnp.where(layout.is_inside(), part, jnp.asarray(combine.start, part.dtype))
+            reduced = equation.primitive.bind(part, **params)
+            return [combine.over_replicas(reduced) if form is None else reduced]
+
+        self._add(_Action(((x, layout),), ((out, form),), call))
+        return True
+
+    def _known_layout(self, x: Any) -> ShardLayout | None:
+        """Return the layout in which the shards of an equal value are known, or wanted anyway."""
+        if self._varies is None or isinstance(x, jaxprs.Literal) or self._varies.get(x, True):
+            return None
+        layouts, seen, rest = set[ShardLayout | None](), {x}, [x]
+        while rest:  # back to the values whose shards are known, through elementwise operations
+            v = rest.pop()
+            if v in self._shards.layouts:
+                layouts.add(self._shards.layouts[v])
+            elif self._forms(v):
+                form = _only(self._forms(v))
+                layouts.add(form if isinstance(form, ShardLayout) else None)
+            else:
+                maker = self._makers.get(v)
+                by_part = _sharded_inputs(maker) if maker is not None else None
+                if maker is None or by_part is None:
+                    return None
+                pairs = zip(maker.invars, by_part, strict=True)
+                new = [w for w, is_part in pairs if is_part and w not in seen]
+                seen.update(new)
+                rest += new
+        return next(iter(layouts)) if len(layouts) == 1 else None
 
     def _compute_nested(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
         """Rewrite the body of a loop or checkpoint to take and return shards; False if none."""
@@ -471,6 +530,27 @@ class _Shards:
             self.layouts[out], self.sources[out] = layout, self.sources[outer[inner.sources[x]]]
 
 
+@dataclass(frozen=True)
+class _Reduction:
+    """How to combine the results of the replicas' shards.
+
+    Attributes:
+        start: The value that changes no result.
+        over_replicas: Combines the results.
+    """
+
+    start: Any
+    over_replicas: Callable[[Any], Any]
+
+
+_REDUCTIONS = {
+    "reduce_sum": _Reduction(0, lambda x: jax.lax.psum(x, REPLICA_AXIS)),
+    "reduce_and": _Reduction(
+        True, lambda x: jax.lax.psum((~x).astype(jnp.int32), REPLICA_AXIS) == 0
+    ),
+}
+
+
 def _only(forms: set[_Form]) -> _Form:
     """Return the form in which a value is wanted; whole if there are several."""
     (form,) = forms if len(forms) == 1 else (None,)
@@ -526,9 +606,9 @@ def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
 def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
     """Which inputs are shards if the result is; None if the result would then be different."""
     name, shapes = equation.primitive.name, [x.aval.shape for x in equation.invars]
-    # Only a scalar: broadcasting anything larger may use other elements for other shards.
+    # Only one number: broadcasting anything larger may use other elements for other shards.
     if name == "broadcast_in_dim":
-        return (False,) if shapes == [()] else None
+        return (False,) if all(math.prod(s) == 1 for s in shapes) else None
     shape = equation.outvars[0].aval.shape
     known = [
         s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, jaxprs.Literal)

@@ -72,18 +72,33 @@ def varying_outputs(jaxpr: jaxprs.Jaxpr, varying_inputs: Sequence[bool]) -> list
     return _walk(jaxpr, list(varying_inputs), divergent=False)
 
 
-def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:
-    """Propagate forward which values vary; `divergent` if only some replicas get here."""
-    known: dict[Any, bool] = dict(zip(jaxpr.invars, ins, strict=True))
+def varying_values(
+    equations: Sequence[Any], varying_inputs: dict[Any, bool], *, divergent: bool = False
+) -> dict[Any, bool]:
+    """Return which values can differ between replicas: inputs, and results of equations.
 
-    def varies(x: Any) -> bool:
-        return not isinstance(x, jaxprs.Literal) and known.get(x, False)
-
-    for equation in jaxpr.eqns:
-        inputs = [varies(x) for x in equation.invars]
+    Args:
+        equations: The equations, in order.
+        varying_inputs: Which of their inputs differ.
+        divergent: Whether only some replicas run them.
+    """
+    known = dict(varying_inputs)
+    for equation in equations:
+        inputs = [_varies(x, known) for x in equation.invars]
         outputs = _equation(equation, inputs, divergent=divergent)
         known.update(zip(equation.outvars, outputs, strict=True))
-    return [varies(x) for x in jaxpr.outvars]
+    return known
+
+
+def _varies(x: Any, known: dict[Any, bool]) -> bool:
+    return not isinstance(x, jaxprs.Literal) and known.get(x, False)
+
+
+def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:
+    """Propagate forward which values vary; `divergent` if only some replicas get here."""
+    inputs = dict(zip(jaxpr.invars, ins, strict=True))
+    known = varying_values(jaxpr.eqns, inputs, divergent=divergent)
+    return [_varies(x, known) for x in jaxpr.outvars]
 
 
 def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
