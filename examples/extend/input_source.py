@@ -19,10 +19,13 @@ import replicax as rx
 class RandomRows(rx.extend.InputSource):
     """``steps`` batches of 4 random rows, in another random order in each pass."""
 
-    element_spec = rx.TensorSpec((4, 2), "float32")
-
     def __init__(self, steps: int) -> None:
         self.steps = steps
+
+    @property
+    def element_spec(self) -> rx.TensorSpec:
+        """The shape and dtype of a batch."""
+        return rx.TensorSpec((4, 2), "float32")
 
     @property
     def cardinality(self) -> int:

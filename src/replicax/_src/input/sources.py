@@ -55,7 +55,9 @@ class InputSource(ABC):
 
     Example:
         >>> class Squares(rx.extend.InputSource):
-        ...     element_spec = rx.TensorSpec((2,), "int32")
+        ...     @property
+        ...     def element_spec(self):
+        ...         return rx.TensorSpec((2,), "int32")
         ...
         ...     def open(self, state=None, skip=0):
         ...         start = state or 0
