@@ -1,11 +1,10 @@
-"""Two workers find each other by the metadata of a TPU pod, and by the API of Kubernetes."""
+"""The example for SkyPilot, and KubernetesClusterResolver with an API on the loopback address."""
 
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,28 +12,10 @@ import yaml
 
 from replicax._src.workers.wire import free_ports
 from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, environment, started, sums
-from tests.multi_process.servers import Kubernetes, gce_metadata
+from tests.multi_process.servers import Kubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]
 HOSTS = ["127.0.0.1", "127.0.0.2"]
-
-
-def test_gce_metadata_server():
-    port = str(free_ports(1)[0])
-    with ExitStack() as stack:
-        servers = [stack.enter_context(gce_metadata(index, HOSTS)) for index in range(2)]
-        workers = [
-            started(
-                [*PYTHON, "gce"],
-                environment(
-                    GCE_METADATA_IP=f"127.0.0.1:{server}",
-                    JAX_FORCE_TPU_INIT="1",
-                    JAX_COORDINATOR_PORT=port,
-                ),
-            )
-            for server in servers
-        ]
-        assert [sums(worker) for worker in workers] == [["2"], ["2"]]
 
 
 def test_sky_pilot_example(tmp_path):
@@ -87,18 +68,6 @@ def in_pod(index, folder, api, how):
     )
     program = [*PYTHON, "kubernetes" if "INDEX" in how else "environment"]
     return started(["unshare", "-m", "sh", "-c", script, "sh", *program], env)
-
-
-@needs_kubernetes
-@pytest.mark.parametrize("jobset", [False, True], ids=["Job", "JobSet"])
-def test_indexed_job_is_found_as_jax_finds_it(tmp_path, jobset):
-    port = str(free_ports(1)[0])
-    with Kubernetes(tmp_path, HOSTS, jobset=jobset).serve() as api:
-        workers = [
-            in_pod(i, tmp_path, api, {"JOB_COMPLETION_INDEX": str(i), "JAX_COORDINATOR_PORT": port})
-            for i in range(2)
-        ]
-        assert [sums(worker) for worker in workers] == [["2"], ["2"]]
 
 
 @needs_kubernetes

@@ -1,9 +1,8 @@
-"""Two workers under real launchers add up to two: Slurm, Open MPI, MPICH, torchrun, Ray.
+"""Jobs of real launchers that run side by side, inside each other, or with one process.
 
 They run by `make test-clusters`, which installs the launchers.
 """
 
-import importlib.util
 import os
 import re
 import shutil
@@ -52,17 +51,11 @@ def need(command):
         pytest.skip(f"{command} is not installed: make test-clusters installs it")
 
 
-def test_open_mpi():
-    need("mpirun.openmpi")
-    command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", *PYTHON]
+@pytest.mark.parametrize("command", [["mpirun.openmpi", "--allow-run-as-root"], ["mpirun.mpich"]])
+def test_one_process_of_mpirun_is_alone(command):
+    need(command[0])
 
-    assert sums(started(command, environment())) == ["2", "2"]
-
-
-def test_mpich():
-    need("mpirun.mpich")
-
-    assert sums(started(["mpirun.mpich", "-n", "2", *PYTHON], environment())) == ["2", "2"]
+    assert sums(started([*command, "-n", "1", *PYTHON], environment())) == ["1"]
 
 
 def test_two_mpich_jobs_at_once_do_not_meet():
@@ -72,19 +65,20 @@ def test_two_mpich_jobs_at_once_do_not_meet():
     assert [sums(job) for job in jobs] == [["2", "2"], ["2", "2"]]
 
 
-def test_torchrun():
-    need("torchrun")
-    command = ["torchrun", "--nproc-per-node=2", "--no-python", *PYTHON]
-
-    assert sums(started(command, environment())) == ["2", "2"]
-
-
 @pytest.mark.parametrize("how", ["environment", "slurm"])
 def test_two_slurm_jobs_at_once_do_not_meet(slurm, how):
     env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
     jobs = [started(["srun", "-n", "2", *PYTHON, how], env) for _ in range(2)]
 
     assert [sums(job) for job in jobs] == [["2", "2"], ["2", "2"]]
+
+
+@pytest.mark.parametrize("distribution", ["block", "cyclic"])
+def test_slurm_places_ranks_in_any_order(slurm, distribution):
+    env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    command = ["srun", "-N", "2", "-n", "4", f"--distribution={distribution}", *PYTHON]
+
+    assert sums(started(command, env)) == ["4"] * 4
 
 
 def test_sbatch_script_without_srun_is_refused(slurm, tmp_path):
@@ -106,12 +100,3 @@ def test_mpirun_inside_a_slurm_step_wins(slurm):
     inner = ["mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTHON]
 
     assert sums(started(["srun", "-n", "1", *inner], env)) == ["2", "2"]
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="make test-clusters installs Ray"
-)
-def test_ray_train():
-    program = PROGRAM.with_name("under_ray.py")
-
-    assert sums(started([sys.executable, str(program)], environment())) == ["2", "2"]
