@@ -93,6 +93,7 @@ def np_sum(count):
     return count * (count - 1) // 2
 
 
+@pytest.mark.slow
 def test_worker_that_keeps_failing_is_left_out(trainee, tmp_path):
     done = launch("--workers", "1:2", "--max-restarts", "4", trainee, str(tmp_path), "dies")
 
