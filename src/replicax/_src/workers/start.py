@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from replicax._src.base.errors import ScopeError
+from replicax._src.base.output import GLOO_GREETING, filter_output
 from replicax._src.cluster.checks import RollCallError, WorkerLostError
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.compat.jax import (
@@ -193,7 +194,7 @@ def _connect_devices(group: Group) -> None:
     one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     with (
         group.collective("the connection of the devices"),
-        sockets.filter_output(1, sockets.GLOO_GREETING),
+        filter_output(1, GLOO_GREETING),
     ):
         ones = jax.make_array_from_callback((len(devices),), rows, lambda _: np.ones(1, np.int32))
         jax.block_until_ready(jax.jit(jax.numpy.sum, out_shardings=one)(ones))
