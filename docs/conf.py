@@ -16,7 +16,18 @@ project = "replicax"
 author = project_copyright = "the replicax authors"
 version = release = rx.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+myst_enable_extensions = ["colon_fence"]
+# Copies of code have no prompts and no output.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 exclude_patterns = ["_build", "adr/0000-template.md"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header", "ref.python"]  # two strategies of one name: v1 and today's
@@ -30,6 +41,7 @@ default_role = "code"
 html_theme = "furo"
 html_title = "replicax"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
 
@@ -47,40 +59,89 @@ def _public(module: Any, name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 _BASES = "object, int, str, tuple, Exception, BaseException, Enum, IntEnum"
 
+# Members for other modules of replicax, which no program needs.
+_INTERNAL = frozenset(
+    """across add_rows admit allows_dynamic_batch backend_cls between_graph cell compiles_runs
+    component components consume devices_or_default divided follows for_variables form
+    has_logical_devices has_rows is_local_mean is_uneven is_used is_written left_out meeting_port
+    node note_local_mean note_read origin overlay peek position reaches record reduce_value sheet
+    total_of train_func_context whole wraps_single""".split()
+)
+
+
+def _skip(app: Any, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Leave internal members out of the reference."""
+    found = getattr(value, "fget", value)
+    is_ours = str(getattr(found, "__module__", "replicax._src")).startswith("replicax._src")
+    return True if is_ours and name in _INTERNAL else None
+
+
+def _base(value: type, known: dict[int, str]) -> type | None:
+    """Return the documented base class of a class, whose page has the inherited members."""
+    return next((b for b in value.__mro__[1:] if id(b) in known), None)
+
+
+def _class_page(path: str, value: Any, known: dict[int, str]) -> str:
+    value.__name__ = path.rpartition(".")[2]  # what users call it; or it counts as an alias
+    base = _base(value, known)
+    head = [":nosearch:", ""] if ".compat." in path else []  # search finds today's form instead
+    lines = [*head, value.__name__, "=" * len(value.__name__), ""]
+    lines += [f".. autoclass:: {path}", "   :members:"]
+    if base is None:
+        lines += [f"   :inherited-members: {_BASES}"]
+    lines += [""]
+    if base is not None:
+        lines += [f"It also has the members of :class:`~{known[id(base)]}`.", ""]
+    return "\n".join(lines)
+
 
 def _entry(name: str, value: Any) -> list[str]:
-    if inspect.isclass(value):
-        value.__name__ = name.rpartition(".")[2]  # what users call it; or it counts as an alias
-        return [f".. autoclass:: {name}", "   :members:", f"   :inherited-members: {_BASES}", ""]
     if callable(value):
         return [f".. autofunction:: {name}", ""]
     return [f".. autodata:: {name}", "   :no-value:", ""]
 
 
-def _page(name: str, module: Any, known: dict[int, str]) -> str:
+def _page(name: str, module: Any, known: dict[int, str]) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the page of a namespace, and the classes that get pages of their own."""
     title = name.replace("replicax", "rx", 1)
-    lines = [title, "=" * len(title), "", inspect.getdoc(module) or "", ""]
+    head = [":nosearch:", ""] if ".compat" in name else []
+    lines = [*head, title, "=" * len(title), "", inspect.getdoc(module) or "", ""]
+    classes: list[tuple[str, Any]] = []
     for child in sorted(module.__all__):
         value, path = getattr(module, child), f"{name}.{child}"
         if isinstance(value, types.ModuleType):
             continue
         first = known.setdefault(id(value), path) if callable(value) else path
-        lines += _entry(path, value) if first == path else [f"`{path}` is :obj:`{first}`.", ""]
-    return "\n".join(lines)
+        if first != path:
+            lines += [f"`{path}` is :obj:`{first}`.", ""]
+        elif inspect.isclass(value):
+            classes.append((path, value))
+        else:
+            lines += _entry(path, value)
+    if classes:
+        tree = "\n".join(f"   {path}" for path, _ in classes)
+        lines += [".. toctree::", "   :maxdepth: 1", "", tree, ""]
+    return "\n".join(lines), classes
 
 
 def _write_reference(app: Any) -> None:
-    """One page for each public namespace, made from its list of names."""
+    """One page for each public namespace and each class, made from the lists of names."""
     folder = HERE / "api"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     pages = _public(rx, "replicax", {})
     known: dict[int, str] = {}
+    classes: list[tuple[str, Any]] = []
     for name, module in pages.items():
-        (folder / f"{name}.rst").write_text(_page(name, module, known))
+        text, own = _page(name, module, known)
+        (folder / f"{name}.rst").write_text(text)
+        classes += own
+    for path, value in classes:
+        (folder / f"{path}.rst").write_text(_class_page(path, value, known))
     tree = "\n".join(f"   {name}" for name in pages)
     (folder / "index.rst").write_text(
-        f"API reference\n=============\n\nEvery public name.\n\n.. toctree::\n\n{tree}\n"
+        "API reference\n=============\n\nEvery public name.\n\n.. toctree::\n   :maxdepth: 1\n"
+        f"\n{tree}\n"
     )
 
 
@@ -101,3 +162,4 @@ def setup(app: Any) -> None:
     """Make the pages of the reference before Sphinx looks for pages."""
     _write_reference(app)
     app.connect("source-read", _without_last_blank_lines)
+    app.connect("autodoc-skip-member", _skip)

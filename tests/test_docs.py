@@ -14,7 +14,7 @@ import types
 import replicax as rx
 site = runpy.run_path({str(DOCS / "conf.py")!r})
 pages, known = site["_public"](rx, "replicax", {{}}), {{}}
-texts = {{name: site["_page"](name, module, known) for name, module in pages.items()}}
+texts = {{name: site["_page"](name, module, known)[0] for name, module in pages.items()}}
 names = [(place, name) for place, module in pages.items() for name in module.__all__]
 for place, name in names:
     value = getattr(pages[place], name)

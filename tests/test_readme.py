@@ -60,3 +60,11 @@ assert layer.kernel.value.addressable_shards[0].data.shape == (4, 3)
     result = run_fresh(program, REPLICAX_CPU_DEVICES="8")
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("program", programs("docs/index.md")[1:], ids=["keras", "nnx", "optax"])
+def test_the_programs_of_the_first_page_learn(program):
+    result = run_fresh(program, REPLICAX_CPU_DEVICES="2")
+
+    assert result.returncode == 0, result.stderr
+    assert float(re.findall(r"loss: ([\d.e-]+)", result.stdout)[-1]) < 0.5

@@ -109,7 +109,7 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _CONTROL = "replicax._src.functions.control_flow"
 _HOMES = {
