@@ -180,7 +180,8 @@ class _ByType(Costs):
     def _single(self, one, computation):
         cost = super()._single(one, computation)
         kinds = sorted({s.dtype for s in one.shapes if s.sizes}) or ["scalar"]
-        is_async = one.opcode.endswith("-start") or "async" in one.tail or "chain_id" in one.tail
+        is_split = one.opcode.endswith("-start") or "chain_id" in one.tail
+        is_async = is_split and '"is_sync":true' not in one.tail  # GPUs run such a pair at once
         name = f"{'+'.join(kinds)}{' async' if is_async else ''}"
         cost.collectives = {(*key[:3], name): n for key, n in cost.collectives.items()}
         return cost
