@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 # Names of `tf.distribute` that do not exist here, with the explanation for error messages.
 _SYNCHRONOUS = "replicax trains synchronously, with every variable on its replicas' devices."
-_NO_SERVERS = f"{_SYNCHRONOUS} Use MirroredStrategy or MultiWorkerMirroredStrategy."
+_NO_SERVERS = (
+    f"{_SYNCHRONOUS} Use MirroredStrategy or MultiWorkerMirroredStrategy: docs/estimators.md shows"
+    " how to port such a program."
+)
 ASYNCHRONOUS = {
     "ParameterServerStrategy": _NO_SERVERS,
     "CentralStorageStrategy": (

@@ -1,25 +1,81 @@
-"""The exceptions of datasets, with TensorFlow's names.
+"""The exceptions of `tf.errors`, with TensorFlow's names and codes.
 
-Each is also a subclass of the corresponding built-in exception::
+Each is an `OpError`, with ``message`` and ``error_code``, and a subclass of the corresponding
+built-in exception::
 
     ReplicaxError
-    |-- OutOfRangeError (EOFError)              the dataset has no further element
-    |   `-- EndOfSequenceError (StopIteration)  the same, raised by `next`
-    |-- DataLossError (OSError)                 a file is corrupt or truncated
-    |-- NotFoundError (FileNotFoundError)       a file does not exist
-    |-- AlreadyExistsError (FileExistsError)    a file exists and would be overwritten
-    |-- PermissionDeniedError (PermissionError) a file was opened in another mode
-    |-- FailedPreconditionError (OSError)       a precondition of a call does not hold
-    |-- UnimplementedError (NotImplementedError) not supported for this dataset or path
-    |-- InvalidArgumentError (ValueError)       an invalid value
-    |   `-- ArgumentTypeError (TypeError)       an argument of the wrong type
-    `-- StructureError (TypeError, ValueError)  elements of different structure
+    `-- OpError
+        |-- AbortedError                            an operation was given up
+        |-- AlreadyExistsError (FileExistsError)    a file exists and would be overwritten
+        |-- CancelledError                          an operation was cancelled
+        |-- DataLossError (OSError)                 a file is corrupt or truncated
+        |-- DeadlineExceededError                   something took too long
+        |-- FailedPreconditionError (OSError)       a precondition of a call does not hold
+        |-- InternalError (RuntimeError)            a fault of the runtime
+        |-- InvalidArgumentError (ValueError)       an invalid value
+        |   `-- ArgumentTypeError (TypeError)       an argument of the wrong type
+        |-- NotFoundError (FileNotFoundError)       a file does not exist
+        |-- OutOfRangeError (EOFError)              the dataset has no further element
+        |   `-- EndOfSequenceError (StopIteration)  the same, raised by `next`
+        |-- PermissionDeniedError (PermissionError) a file was opened in another mode
+        |-- ResourceExhaustedError (MemoryError)    memory is full
+        |-- StructureError (TypeError, ValueError)  elements of different structure
+        |-- UnauthenticatedError (PermissionError)  credentials are missing
+        |-- UnavailableError                        a worker or service is not reachable
+        |-- UnimplementedError (NotImplementedError) not supported for this dataset or path
+        `-- UnknownError                            an error of another kind
 """
+
+from typing import Any
 
 from replicax._src.base.errors import ReplicaxError
 
+# The codes, TensorFlow's and gRPC's.
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = range(6)
+ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = range(6, 10)
+ABORTED, OUT_OF_RANGE, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = range(
+    10, 17
+)
 
-class OutOfRangeError(ReplicaxError, EOFError):
+
+class OpError(ReplicaxError):
+    """An error of an operation.
+
+    It may be made as in TensorFlow, with ``node_def``, ``op`` and ``message``, or of a message.
+
+    Attributes:
+        error_code: The code of this class of errors.
+        node_def: None: there are no graphs.
+        op: None: there are no graphs.
+
+    Example:
+        >>> rx.errors.AbortedError(None, None, "gone").message
+        'gone'
+    """
+
+    __module__ = "replicax.errors"
+
+    error_code = UNKNOWN
+    node_def: Any = None
+    op: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        if len(args) > 2 and args[0] is None and isinstance(args[2], str):
+            args = (args[2],)
+        super().__init__(*args)
+
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+        return str(self)
+
+    @property
+    def experimental_payloads(self) -> dict[str, bytes]:
+        """An empty dict: errors carry nothing else."""
+        return {}
+
+
+class OutOfRangeError(OpError, EOFError):
     """The dataset has no further element.
 
     Example:
@@ -31,6 +87,7 @@ class OutOfRangeError(ReplicaxError, EOFError):
     """
 
     __module__ = "replicax.errors"
+    error_code = OUT_OF_RANGE
 
 
 class EndOfSequenceError(StopIteration, OutOfRangeError):
@@ -53,7 +110,7 @@ class EndOfSequenceError(StopIteration, OutOfRangeError):
         self.value = None  # the value of a `yield from`; Python would use the message
 
 
-class DataLossError(ReplicaxError, OSError):
+class DataLossError(OpError, OSError):
     """A file is corrupt or truncated; the message names the file, byte offset and problem.
 
     Example:
@@ -67,9 +124,10 @@ class DataLossError(ReplicaxError, OSError):
     """
 
     __module__ = "replicax.errors"
+    error_code = DATA_LOSS
 
 
-class NotFoundError(ReplicaxError, FileNotFoundError):
+class NotFoundError(OpError, FileNotFoundError):
     """A file does not exist.
 
     Example:
@@ -80,9 +138,10 @@ class NotFoundError(ReplicaxError, FileNotFoundError):
     """
 
     __module__ = "replicax.errors"
+    error_code = NOT_FOUND
 
 
-class AlreadyExistsError(ReplicaxError, FileExistsError):
+class AlreadyExistsError(OpError, FileExistsError):
     """A file exists and would be overwritten.
 
     Example:
@@ -96,9 +155,10 @@ class AlreadyExistsError(ReplicaxError, FileExistsError):
     """
 
     __module__ = "replicax.errors"
+    error_code = ALREADY_EXISTS
 
 
-class PermissionDeniedError(ReplicaxError, PermissionError):
+class PermissionDeniedError(OpError, PermissionError):
     """A file was not opened for reading, or not for writing.
 
     Example:
@@ -112,9 +172,10 @@ class PermissionDeniedError(ReplicaxError, PermissionError):
     """
 
     __module__ = "replicax.errors"
+    error_code = PERMISSION_DENIED
 
 
-class FailedPreconditionError(ReplicaxError, OSError):
+class FailedPreconditionError(OpError, OSError):
     """A precondition does not hold: a folder where a file should be, a wrong declared size.
 
     Example:
@@ -126,9 +187,10 @@ class FailedPreconditionError(ReplicaxError, OSError):
     """
 
     __module__ = "replicax.errors"
+    error_code = FAILED_PRECONDITION
 
 
-class UnimplementedError(ReplicaxError, NotImplementedError):
+class UnimplementedError(OpError, NotImplementedError):
     """The operation is not supported for this dataset or path.
 
     Example:
@@ -140,9 +202,10 @@ class UnimplementedError(ReplicaxError, NotImplementedError):
     """
 
     __module__ = "replicax.errors"
+    error_code = UNIMPLEMENTED
 
 
-class InvalidArgumentError(ReplicaxError, ValueError):
+class InvalidArgumentError(OpError, ValueError):
     """An invalid value: a batch size of zero, incompatible shapes.
 
     Example:
@@ -153,6 +216,7 @@ class InvalidArgumentError(ReplicaxError, ValueError):
     """
 
     __module__ = "replicax.errors"
+    error_code = INVALID_ARGUMENT
 
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
@@ -166,7 +230,7 @@ class ArgumentTypeError(InvalidArgumentError, TypeError):
     """
 
 
-class StructureError(ReplicaxError, TypeError, ValueError):
+class StructureError(OpError, TypeError, ValueError):
     """Elements of one dataset differ in structure.
 
     Example:
@@ -177,3 +241,100 @@ class StructureError(ReplicaxError, TypeError, ValueError):
     """
 
     __module__ = "replicax.errors"
+    error_code = INVALID_ARGUMENT
+
+
+class AbortedError(OpError):
+    """An operation was given up, as when a worker restarts.
+
+    Example:
+        >>> rx.errors.AbortedError("reason").error_code == rx.errors.ABORTED
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = ABORTED
+
+
+class CancelledError(OpError):
+    """An operation was cancelled.
+
+    Example:
+        >>> rx.errors.CancelledError("reason").error_code == rx.errors.CANCELLED
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = CANCELLED
+
+
+class DeadlineExceededError(OpError):
+    """Something took longer than its time limit.
+
+    Example:
+        >>> rx.errors.DeadlineExceededError("reason").error_code == rx.errors.DEADLINE_EXCEEDED
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = DEADLINE_EXCEEDED
+
+
+class InternalError(OpError, RuntimeError):
+    """A fault of the runtime.
+
+    Example:
+        >>> rx.errors.InternalError("reason").error_code == rx.errors.INTERNAL
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = INTERNAL
+
+
+class ResourceExhaustedError(OpError, MemoryError):
+    """Memory or another resource is used up.
+
+    Example:
+        >>> rx.errors.ResourceExhaustedError("reason").error_code == rx.errors.RESOURCE_EXHAUSTED
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = RESOURCE_EXHAUSTED
+
+
+class UnauthenticatedError(OpError, PermissionError):
+    """Credentials are missing or invalid.
+
+    Example:
+        >>> rx.errors.UnauthenticatedError("reason").error_code == rx.errors.UNAUTHENTICATED
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = UNAUTHENTICATED
+
+
+class UnavailableError(OpError):
+    """A worker or a service is not reachable.
+
+    Example:
+        >>> rx.errors.UnavailableError("reason").error_code == rx.errors.UNAVAILABLE
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = UNAVAILABLE
+
+
+class UnknownError(OpError):
+    """An error of another kind.
+
+    Example:
+        >>> rx.errors.UnknownError("reason").error_code == rx.errors.UNKNOWN
+        True
+    """
+
+    __module__ = "replicax.errors"
+    error_code = UNKNOWN

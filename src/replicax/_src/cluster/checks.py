@@ -18,6 +18,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from replicax._src.base.errors import ReplicaxError
+from replicax._src.base.tf_errors import AbortedError, DeadlineExceededError, UnavailableError
 
 
 class ClusterError(ReplicaxError, ValueError):
@@ -210,7 +211,7 @@ def parse_address(text: str, where: str) -> Address:
     return Address(host, port)
 
 
-class RollCallError(ClusterError, RuntimeError):
+class RollCallError(ClusterError, DeadlineExceededError, RuntimeError):
     """Not all workers joined: one is missing, present twice, or runs other versions or devices.
 
     Example:
@@ -221,7 +222,7 @@ class RollCallError(ClusterError, RuntimeError):
     __module__ = "replicax.errors"
 
 
-class WorkerLostError(ReplicaxError, RuntimeError):
+class WorkerLostError(UnavailableError, AbortedError, RuntimeError):
     """A worker crashed, hung or raised an error, and the others cannot continue.
 
     Attributes:
