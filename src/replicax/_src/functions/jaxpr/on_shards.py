@@ -58,7 +58,7 @@ def on_shards(
     """
     if not any((*in_layouts, *out_layouts)):
         return in_one_equation(ClosedJaxpr(jaxpr, ()))
-    return _Plan(jaxpr, in_layouts, out_layouts, reduce_dtype, varying).run
+    return _ShardedJaxpr(jaxpr, in_layouts, out_layouts, reduce_dtype, varying).run
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +108,8 @@ def _is_stack(form: _Form) -> bool:
     return layout is not None and layout.is_stack
 
 
-class _Values:
-    """The values of one run of a plan, by variable and form."""
+class _Environment:
+    """The values of one run of a `_ShardedJaxpr`, by variable and form."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[jaxprs.Var, _Form], Any] = {}
@@ -151,14 +151,14 @@ class _Action:
     outputs: tuple[tuple[jaxprs.Var, _Form], ...]
     call: Callable[..., Sequence[Any]]
 
-    def run(self, values: _Values) -> None:
+    def run(self, values: _Environment) -> None:
         """Compute the outputs."""
         outs = self.call(*(values.get(x, form) for x, form in self.inputs))
         for (v, form), out in zip(self.outputs, outs, strict=True):
             values.put(v, form, out)
 
 
-class _Plan:
+class _ShardedJaxpr:
     """How to compute the outputs of a jaxpr in given forms from inputs in given forms.
 
     Attributes:
@@ -197,7 +197,7 @@ class _Plan:
 
     def run(self, *inputs: Any) -> list[Any]:
         """Compute the outputs."""
-        values, pending = _Values(), list[jaxprs.JaxprEqn]()
+        values, pending = _Environment(), list[jaxprs.JaxprEqn]()
         for v, form, x in zip(self._jaxpr.invars, self._in_forms, inputs, strict=True):
             values.put(v, form, x)
         for action in self._actions:
@@ -221,7 +221,7 @@ class _Plan:
         ]
         return jax.make_jaxpr(self.run)(*avals)
 
-    def _compute(self, equations: list[jaxprs.JaxprEqn], values: _Values) -> None:
+    def _compute(self, equations: list[jaxprs.JaxprEqn], values: _Environment) -> None:
         """Compute the pending equations on whole arrays: together, which keeps their lines."""
         if not equations:
             return
@@ -261,7 +261,7 @@ class _Plan:
         if not any(wanted):
             if _has_effects(equation):
                 self._compute_whole(equation)
-        elif equation.outvars[0] in self._shards.layouts and _Body.of(equation) is None:
+        elif equation.outvars[0] in self._shards.layouts and _CalledJaxpr.of(equation) is None:
             self._compute_moved(equation)
         elif not (
             self._compute_nested(equation, wanted)
@@ -378,7 +378,7 @@ class _Plan:
 
     def _compute_nested(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
         """Rewrite the body of a loop or checkpoint to take and return shards; False if none."""
-        body = _Body.of(equation)
+        body = _CalledJaxpr.of(equation)
         if body is None:
             return False
         ins, outs = body.takes(self._shards), body.returns([_only(forms) for forms in wanted])
@@ -387,7 +387,7 @@ class _Plan:
                 outs[i] = self._shards.layouts[v]
         while any((*ins, *outs)):
             layers = body.layers_in(ins), body.layers_out(outs)
-            plan = _Plan(body.jaxpr, *layers, self._reduce_dtype)
+            plan = _ShardedJaxpr(body.jaxpr, *layers, self._reduce_dtype)
             # An iteration that uses all of a constant would gather it again: gather it before.
             again = [i for i in body.repeated if body.jaxpr.invars[i] in plan.gathered]
             if not again:
@@ -409,7 +409,7 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class _Body:
+class _CalledJaxpr:
     """The function that a `scan` or a `checkpoint` calls.
 
     Attributes:
@@ -427,7 +427,7 @@ class _Body:
     carries: int = 0
 
     @classmethod
-    def of(cls, equation: jaxprs.JaxprEqn) -> "_Body | None":
+    def of(cls, equation: jaxprs.JaxprEqn) -> "_CalledJaxpr | None":
         """Return the function of an equation; None if it is another one, or has constants."""
         name, is_loop = equation.primitive.name, equation.primitive.name == "scan"
         if not (is_loop or name in _CHECKPOINTS) or not is_of_jax(equation.primitive):
@@ -465,7 +465,7 @@ class _Body:
         """Return the forms of the outputs of one iteration."""
         return [f.layer if f and self.is_loop else f for f in forms]
 
-    def call(self, plan: _Plan, inputs: Sequence[Any]) -> Sequence[Any]:
+    def call(self, plan: _ShardedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
         """Call the loop or the checkpoint with a rewritten function."""
         params, traced = self.equation.params, plan.traced()
         new = traced if isinstance(params["jaxpr"], ClosedJaxpr) else traced.jaxpr
@@ -500,7 +500,7 @@ class _Shards:
 
     def follow(self, equation: jaxprs.JaxprEqn) -> None:
         """Record the results of an equation whose shards are known."""
-        body = _Body.of(equation)
+        body = _CalledJaxpr.of(equation)
         if body is not None:
             self._follow_body(body)
             return
@@ -511,7 +511,7 @@ class _Shards:
                 (out,) = equation.outvars
                 self.layouts[out], self.sources[out] = layout, self.sources[x]
 
-    def _follow_body(self, body: _Body) -> None:
+    def _follow_body(self, body: _CalledJaxpr) -> None:
         """Follow layers that a loop stacks again, such as weights kept for the gradients."""
         ins = [c if i not in body.repeated else None for i, c in enumerate(body.takes(self))]
         if not any(ins):
