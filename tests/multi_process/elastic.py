@@ -10,86 +10,89 @@ import json
 import os
 import sys
 
-folder, steps, *plan = sys.argv[1:]
-dies_before = 0
-for who, point, number in (item.split("@") for item in plan):
-    if who == os.environ["RANK"] and os.environ["REPLICAX_RESTART"] == "0":
-        if point == "step":
-            dies_before = int(number)
-        else:
-            os.environ["REPLICAX_FAULT"] = f"{point}:kill@{number}"
-
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-
-import replicax as rx  # noqa: E402
-
 BATCH = 12
-last = int(os.environ.get("STOP_AFTER", steps))
-strategy = rx.distribute.MultiWorkerMirroredStrategy()
-rows = np.random.default_rng(0).normal(size=(BATCH * int(steps), 4)).astype("float32")
-with strategy.scope():
-    weights, speed = rx.Variable(jnp.ones(4)), rx.Variable(jnp.zeros(4))
-    count = rx.Variable(0)
-    seen = None
-    if os.environ.get("ON_READ"):
-        on_read = rx.VariableSynchronization.ON_READ
-        seen = rx.Variable(0.0, synchronization=on_read, aggregation=rx.VariableAggregation.SUM)
-data = rx.data.Dataset.range(len(rows)).shuffle(30, seed=7).batch(BATCH)
-batches = iter(strategy.experimental_distribute_dataset(data))
-held = [weights, speed, count, batches]  # what a program holds stays the same objects
-sizes = []
-strategy.on_resize(lambda s: sizes.append(s.num_replicas_in_sync))
 
 
-def replica_step(ids):
-    x = jnp.asarray(rows)[ids]
+def main(*arguments):  # noqa: C901 - one program, from top to bottom
+    folder, steps, *plan = arguments
+    dies_before = 0
+    for who, point, number in (item.split("@") for item in plan):
+        if who == os.environ["RANK"] and os.environ["REPLICAX_RESTART"] == "0":
+            if point == "step":
+                dies_before = int(number)
+            else:
+                os.environ["REPLICAX_FAULT"] = f"{point}:kill@{number}"
 
-    def loss_fn():
-        errors = jnp.square(x @ weights.value() - 1.0)
-        return rx.nn.compute_average_loss(errors, global_batch_size=BATCH)
+    # The fault is read when replicax is imported.
+    import jax.numpy as jnp  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
 
-    loss, (gradient,) = rx.value_and_grad(loss_fn, [weights])()
-    gradient = rx.distribute.get_replica_context().all_reduce("SUM", gradient)
-    speed.assign(0.9 * speed + gradient)
-    weights.assign_sub(0.01 * speed)
-    count.assign_add(1)
-    if seen is not None:
-        seen.assign_add(1.0)
-    return loss
+    import replicax as rx  # noqa: PLC0415
+
+    last = int(os.environ.get("STOP_AFTER", steps))
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    rows = np.random.default_rng(0).normal(size=(BATCH * int(steps), 4)).astype("float32")
+    with strategy.scope():
+        weights, speed = rx.Variable(jnp.ones(4)), rx.Variable(jnp.zeros(4))
+        count = rx.Variable(0)
+        seen = None
+        if os.environ.get("ON_READ"):
+            on_read = rx.VariableSynchronization.ON_READ
+            seen = rx.Variable(0.0, synchronization=on_read, aggregation=rx.VariableAggregation.SUM)
+    data = rx.data.Dataset.range(len(rows)).shuffle(30, seed=7).batch(BATCH)
+    batches = iter(strategy.experimental_distribute_dataset(data))
+    held = [weights, speed, count, batches]  # what a program holds stays the same objects
+    sizes = []
+    strategy.on_resize(lambda s: sizes.append(s.num_replicas_in_sync))
+
+    def replica_step(ids):
+        x = jnp.asarray(rows)[ids]
+
+        def loss_fn():
+            errors = jnp.square(x @ weights.value() - 1.0)
+            return rx.nn.compute_average_loss(errors, global_batch_size=BATCH)
+
+        loss, (gradient,) = rx.value_and_grad(loss_fn, [weights])()
+        gradient = rx.distribute.get_replica_context().all_reduce("SUM", gradient)
+        speed.assign(0.9 * speed + gradient)
+        weights.assign_sub(0.01 * speed)
+        count.assign_add(1)
+        if seen is not None:
+            seen.assign_add(1.0)
+        return loss
+
+    @rx.function
+    def train(batch):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+    @rx.function
+    def train_next(iterator):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(next(iterator),)), axis=None)
+
+    def note(ids, loss):
+        bits = [np.asarray(x).tobytes().hex() for x in (loss, weights, speed)]
+        line = [int(count), strategy.num_replicas_in_sync, ids, *bits]
+        with open(f"{folder}/ledger{os.environ['RANK']}", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    state = {"w": weights, "s": speed, "n": count, "d": batches}
+    with rx.train.Resumable(f"{folder}/commits", every=2, **state) as run:
+        while int(count) < last:
+            if int(count) + 1 == dies_before:
+                os.kill(os.getpid(), 9)
+            if os.environ.get("FORM") == "iterator":
+                note(None, train_next(batches))
+            else:
+                batch = next(batches)
+                loss = train(batch)
+                note(np.concatenate(strategy.experimental_local_results(batch)).tolist(), loss)
+            run.step()
+        if "STOP_AFTER" in os.environ:
+            run.commit()
+    assert held == [weights, speed, count, batches]
+    assert train.experimental_get_tracing_count() <= 1 + len(sizes)
+    sys.stdout.write(f"sizes {sizes} chief {strategy.is_chief}\n")
 
 
-@rx.function
-def train(batch):
-    return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
-
-
-@rx.function
-def train_next(iterator):
-    return strategy.reduce("SUM", strategy.run(replica_step, args=(next(iterator),)), axis=None)
-
-
-def note(ids, loss):
-    bits = [np.asarray(x).tobytes().hex() for x in (loss, weights, speed)]
-    line = [int(count), strategy.num_replicas_in_sync, ids, *bits]
-    with open(f"{folder}/ledger{os.environ['RANK']}", "a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-state = {"w": weights, "s": speed, "n": count, "d": batches}
-with rx.train.Resumable(f"{folder}/commits", every=2, **state) as run:
-    while int(count) < last:
-        if int(count) + 1 == dies_before:
-            os.kill(os.getpid(), 9)
-        if os.environ.get("FORM") == "iterator":
-            note(None, train_next(batches))
-        else:
-            batch = next(batches)
-            loss = train(batch)
-            note(np.concatenate(strategy.experimental_local_results(batch)).tolist(), loss)
-        run.step()
-    if "STOP_AFTER" in os.environ:
-        run.commit()
-assert held == [weights, speed, count, batches]
-assert train.experimental_get_tracing_count() <= 1 + len(sizes)
-sys.stdout.write(f"sizes {sizes} chief {strategy.is_chief}\n")
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -118,16 +118,17 @@ def _backup_path(path: Path) -> Path:
 def _write_all(ports: dict[Path, Any], options: Any) -> None:
     """Write the ports; a folder becomes a whole folder, with the files that have no port."""
     [first, *_] = options.program
-    is_folder = first.is_dir() and options.output is not None
-    if is_folder:
-        shutil.copytree(first, options.output)
+    output: Path | None = options.output
+    folder = output if first.is_dir() else None
+    if folder:
+        shutil.copytree(first, folder)
     for path, ported in ports.items():
         if ported.code == path.read_text(encoding="utf-8"):
             continue
-        if is_folder:
-            _write(path, ported.code, options.output / path.relative_to(first))
-        elif options.output:
-            _write(path, ported.code, options.output)
+        if folder:
+            _write(path, ported.code, folder / path.relative_to(first))
+        elif output:
+            _write(path, ported.code, output)
         elif options.in_place:
             shutil.copy2(path, _backup_path(path))
             _write(path, ported.code, path)

@@ -399,7 +399,7 @@ class _Rewriter(cst.CSTTransformer):
     def _refused(self, node: cst.Call, path: str) -> str:
         """Return why JAX's function does not do here, or ""."""
         if path.rpartition(".")[2] == "shape":
-            parent = self.get_metadata(ParentNodeProvider, node)
+            parent: Any = self.get_metadata(ParentNodeProvider, node)
             is_number = m.matches(
                 parent,
                 m.Subscript(slice=[m.SubscriptElement(slice=m.Index())]),

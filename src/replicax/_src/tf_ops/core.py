@@ -7,6 +7,7 @@ JAX's. Shapes are known while JAX traces, so that what is computed from them sta
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import jax.scipy.special as jsp
 import numpy as np

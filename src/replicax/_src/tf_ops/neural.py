@@ -242,9 +242,9 @@ def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | No
         Array([[0., 1.]], dtype=float32)
     """
     if isinstance(params, (list, tuple)):
-        if len(params) > 1:
+        if len(params) != 1:
             raise InvalidArgumentError("embedding_lookup: join the tables with tf.concat first.")
-        [params] = params
+        params = params[0]
     rows = gather(params, ids)
     if max_norm is None:
         return rows

@@ -122,7 +122,7 @@ class Lost(Pieces):
         object.__setattr__(self, "topology", topology)
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         raise PerReplicaError(
             "This per-replica value was made before a worker was lost, and the components of that"
             " worker's replicas are gone. Reduce per-replica values inside the `rx.function` that"
