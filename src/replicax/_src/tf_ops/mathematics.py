@@ -939,7 +939,7 @@ def polygamma(a: Any, x: Any, name: str | None = None) -> Any:
 
     Example:
         >>> tf.math.polygamma(1.0, 1.0)
-        Array(1.6449341, dtype=float32)
+        Array(1.64493, dtype=float32)
     """
     return jsp.polygamma(as_tensor(a).astype(np.int32), as_tensor(x))
 
