@@ -296,6 +296,8 @@ class Table:
 class Seat:
     """A worker's side of it: what `Notice` needs of a group."""
 
+    generation = 0  # none is lost
+
     def __init__(self, table, index, delay):
         self.table, self.index, self.delay = table, index, delay
 

@@ -84,15 +84,16 @@ class Council:
         absent = [host for host in everyone if host not in self._states]
         names = " and ".join(map(self._name, absent))
         why = self._over or (f"{names} did not come" if absent else "")
-        hosts = list(everyone)
+        some: Message = {}  # the hosts that restart, if it need not be all
         if self.least:
             hosts = [host for host in everyone if self._states.get(host) in ("again", "told")]
             # The hub runs on the first host: without it, the others have no common address.
             is_enough = len(hosts) >= self.least and 0 in hosts
             why = "" if is_enough else why or f"{len(hosts)} of {len(self.hosts)} hosts are left"
+            some = {"hosts": hosts}
         for host, connection in self._connections.items():
             if self._states[host] == "again":
-                connection.wire.send({"all": not why, "why": why, "hosts": hosts})
+                connection.wire.send({"all": not why, "why": why, **some})
                 self._states[host] = "told"
 
     def _name(self, host: int) -> str:
