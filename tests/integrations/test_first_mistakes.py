@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax._src.integrations import keras_models
+from replicax._src.strategy import base
+from replicax._src.strategy.base import StrategyBase
 from tests.replicas import mirrored
 
 keras = rx.keras
@@ -95,27 +99,50 @@ def test_mean_gradients_of_a_mean_loss_do_not_warn():
     np.testing.assert_allclose(train(mirrored(1), loss), ONE, rtol=1e-5)  # one replica
 
 
-def fit_outside():
+def model_outside():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
+    return model
 
 
 @pytest.fixture
-def _no_other_strategy():
-    gc.collect()  # strategies of other tests that are only in cycles
+def _no_other_strategy(monkeypatch):
+    """A program that has made no strategy and used none, whatever other tests did."""
+    monkeypatch.setattr(StrategyBase, "is_any_used", False)
+    live = weakref.WeakSet()
+    for module in (base, keras_models):
+        monkeypatch.setattr(module, "live_strategies", live)
 
 
 @pytest.mark.usefixtures("_no_other_strategy")
 def test_fit_outside_of_the_scope_of_an_unused_strategy_warns():
     strategy = mirrored(2)
     with pytest.warns(UserWarning, match="trains on one device, though .* has 2 replicas"):
-        fit_outside()
+        model_outside().fit(X, Y, verbose=0)
     with strategy.scope():
         pass
+    other = mirrored(4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit_outside()  # the program knows the scope, and trains a second model without it
+        # The program knows scopes, and trains a second model without one.
+        model_outside().fit(X, Y, verbose=0)
+    assert other.num_replicas_in_sync == 4  # it lived
+
+
+@pytest.mark.usefixtures("_no_other_strategy")
+@pytest.mark.parametrize("case", ["made before", "strategy gone", "one replica"])
+def test_models_of_one_device_do_not_warn(case):
+    strategy = mirrored(1 if case == "one replica" else 2) if case != "made before" else None
+    model = model_outside()
+    if case == "made before":
+        strategy = mirrored(2)
+    if case == "strategy gone":
+        strategy = None
+        gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, Y, verbose=0)
+    assert (strategy is None) == (case == "strategy gone")
 
 
 TABLE = np.arange(12, dtype="float32").reshape(4, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +72,8 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
     compiles_runs = False
     # Whether every worker runs its own program.
     between_graph = False
-    # Whether the program called `scope` or `run`; else it may have forgotten to.
-    is_used = False
+    # Whether the program called `scope` or `run` of any strategy; else it may have forgotten to.
+    is_any_used: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             >>> len(strategy.experimental_local_results(v))
             2
         """
-        self.is_used = True
+        StrategyBase.is_any_used = True
         return Scope(self)
 
     if not TYPE_CHECKING:
@@ -273,7 +273,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             raise TypeError(
                 f"kwargs must be a dictionary of the function's keyword arguments, got {kwargs!r}."
             )
-        self.is_used = True
+        StrategyBase.is_any_used = True
         if is_forked[0]:
             refuse_fork()
         try:
