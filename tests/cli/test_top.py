@@ -206,7 +206,7 @@ def test_worker_takes_one_line_of_a_terminal_of_80_columns():
 def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, capsys):
     target = str(tmp_path / "no" / "run.html")
 
-    assert main(["launch", "--workers", "1", "--report", target, "train.py"]) == 2
+    assert main(["launch", "--workers", "1", "--report", target, __file__]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 

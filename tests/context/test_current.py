@@ -398,5 +398,6 @@ def test_an_error_closes_inner_scopes_that_a_signal_kept_open():
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not rx.distribute.has_strategy()
+    assert not hooks._creators.get()
     with mirrored(2).scope():
         pass

@@ -53,7 +53,15 @@ def preempt(path):
 
 
 DATA = rx.data.Dataset.range(3)
+
+
 # Everything that takes a path, with a path to give it.
+def vocabulary(path):
+    from replicax.compat import tf  # noqa: PLC0415
+
+    return tf.lookup.TextFileInitializer(path, bytes, -2, "int32", -1).items()
+
+
 TAKES = {
     "Checkpoint.save": lambda p: checkpoint().save(p),
     "Checkpoint.write": lambda p: checkpoint().write(p),
@@ -62,6 +70,7 @@ TAKES = {
     "CheckpointManager": lambda p: rx.train.CheckpointManager(checkpoint(), p, max_to_keep=1),
     "Resumable": resume,
     "latest_checkpoint": rx.train.latest_checkpoint,
+    "TextFileInitializer": vocabulary,
     "load_checkpoint": rx.train.load_checkpoint,
     "list_variables": rx.train.list_variables,
     "load_variable": lambda p: rx.train.load_variable(p, "v"),
@@ -221,6 +230,12 @@ FILE_PARAMETER = re.compile(r"path|file|dir|folder|pattern|prefix$|^(src|dst|top
 NO_FILES = {
     "create_file_writer.filename_suffix",
     "FileStatistics.is_directory",
+    "argsort.direction",
+    "compat.path_to_str.path",  # only text
+    "enable_check_numerics.path_length_limit",
+    "sort.direction",
+    "strings.regex_full_match.pattern",
+    "strings.regex_replace.pattern",
     "get_checkpoint_state.latest_filename",  # a name in the folder
     "GFile.write.file_content",
     "gfile.join.path",  # only text
@@ -265,12 +280,13 @@ def commands():
         parser = argparse.ArgumentParser()
         importlib.import_module(f"replicax._src.cli.{verb}").add_arguments(parser)
         needed = []
+        program = [] if all(action.option_strings for action in parser._actions) else ["program.py"]
         for action in parser._actions:
             if action.required and action.option_strings:
                 needed += [action.option_strings[0], "1"]
         for action in parser._actions:
             if action.metavar in ("FILE", "DIR", "F") and action.nargs != 0:
-                yield verb, [action.option_strings[-1], "gs://bucket/x", *needed, "program.py"]
+                yield verb, [action.option_strings[-1], "gs://bucket/x", *needed, *program]
 
 
 def options():

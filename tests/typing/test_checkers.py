@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import keyword
 import os
 import re
 import shutil
@@ -120,4 +121,5 @@ def misspelt(name: str, known: set[str]) -> str:
     """The name with a letter lost, or doubled if that makes another name."""
     middle = len(name) // 2
     lost = name[:middle] + name[middle + 1 :]
-    return lost if len(lost) > 1 and lost not in known else name[:middle] + name[middle - 1 :]
+    is_wrong_name = len(lost) > 1 and lost not in known and not keyword.iskeyword(lost)
+    return lost if is_wrong_name else name[:middle] + name[middle - 1 :]

@@ -475,7 +475,6 @@ def _check(options: argparse.Namespace) -> None:
         f"--host-index {options.host_index} is not one of 0 to {len(hosts) - 1}": (
             not 0 <= options.host_index < len(hosts)
         ),
-        f"There is no program {options.program!r}; a module needs -m": not _exists(options),
         "--env takes NAME=VALUE": any("=" not in pair for pair in options.env),
         "--max-restarts and --grace cannot be negative": (
             options.max_restarts < 0 or options.grace < 0
@@ -492,6 +491,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ClusterError(f"{fault}.")
     for index, address in enumerate(_addresses(options) if options.port is not None else ()):
         parse_address(address, f"By --port and --hosts, worker {index}")
+    if not _exists(options):
+        raise ClusterError(f"There is no program {options.program!r}; a module needs -m.")
 
 
 def _exists(options: argparse.Namespace) -> bool:

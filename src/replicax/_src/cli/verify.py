@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 
 from replicax._src.context.current import get_replica_context
 from replicax._src.data.dataset import Dataset
+from replicax._src.files.paths import local_file
 from replicax._src.functions.function import function
 from replicax._src.functions.gradients import value_and_grad
 from replicax._src.nn.loss import mean_loss
@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="such as GPU:0,GPU:1; by default all GPUs or TPUs, else all CPU devices",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the results, to post them")
+    parser.add_argument(
+        "--json", type=local_file, metavar="FILE", help="also write the results, to post them"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write(f"{len(found)} checks, {failed} failed\n")
     if options.json:
         results = {**about, "checks": [dataclasses.asdict(check) for check in found]}
-        Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 1 if failed else 0
 
 

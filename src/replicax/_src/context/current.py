@@ -346,8 +346,10 @@ def leave(owner: object, name: str, error: object = None, *_: object) -> Any:
             kept them from being left.
     """
     scopes = _open_scopes.get()
-    while error and scopes and scopes[-1][0] is not owner:
-        scopes = scopes[:-1]
+    if error and any(opened is owner for opened, _ in scopes):
+        while scopes[-1][0] is not owner:
+            scopes[-1][1].__exit__(None, None, None)
+            scopes = scopes[:-1]
     if not scopes or scopes[-1][0] is not owner:
         inner = f"that of {scopes[-1][0]} is open" if scopes else "none is open"
         raise ScopeError(

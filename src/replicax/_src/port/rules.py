@@ -149,11 +149,10 @@ def _look_up(path: str) -> Same | Row | Untranslated:
     if path in ROWS:
         return ROWS[path]
     found = _of_namespace(path)
-    if found is not None:
-        return found
-    if path.split(".")[0] in _SHARED:
-        return _shared(path)
-    return _refusal(path)
+    shared = _shared(path) if path.split(".")[0] in _SHARED else _refusal(path)
+    if found is None or (isinstance(shared, Same) and shared.value is found.value):
+        return shared
+    return found
 
 
 def _refusal(path: str) -> Untranslated:

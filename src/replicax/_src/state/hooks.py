@@ -3,7 +3,7 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -61,10 +61,12 @@ class _CreatorScope(ContextDecorator):
         return f"the variable creator {name}"
 
     def __enter__(self) -> None:
-        enter(self, _creators.set((*_creators.get(), self._creator)))
+        block = ExitStack()
+        block.callback(_creators.reset, _creators.set((*_creators.get(), self._creator)))
+        enter(self, block)
 
     def __exit__(self, *error: Any) -> None:
-        _creators.reset(leave(self, f"The scope of {self}", *error))
+        leave(self, f"The scope of {self}", *error).close()
 
 
 class CreatedOnce(type):
