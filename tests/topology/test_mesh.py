@@ -2,14 +2,13 @@ import math
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import pytest
 
-from replicax._src.topology.mesh import Topology, partition_spec
+from replicax._src.topology.mesh import PlannedTopology, partition_spec
 
 
 def of_cores(cores):
-    return Topology((jax.devices()[0],) * cores, cores)
+    return PlannedTopology.of(cores, cores)
 
 
 def ways(spec, topology):

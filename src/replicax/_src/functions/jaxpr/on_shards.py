@@ -8,7 +8,8 @@ as is provably equivalent:
   iteration gathers its layer alone; if a `checkpoint` uses a variable, it is gathered again for the
   gradients, not kept. A conversion to a narrower type comes before the gather.
 - An optimizer's update is elementwise, so the shard of its result is the same update of shards.
-- The norm of a value whose shards are known is the sum, over the replicas, of the shards' norms.
+- The norm of a value whose shards are known is the sum, over the replicas, of the shards' norms;
+  except in a loss, if the whole value is gathered anyway.
 - A sum over the replicas, of which only the shard is used, is a reduce-scatter. If a `scan` stacks
   the summed values, each iteration reduce-scatters its own.
 
@@ -184,16 +185,11 @@ class _ShardedJaxpr:
         if varying is not None:
             inputs = dict(zip(jaxpr.invars, varying, strict=True))
             self._varies = varying_values(equations, inputs)
-        self._wanted: dict[Any, set[_Form]] = {}
-        self._actions: list[_Action | jaxprs.JaxprEqn] = []
-        self.gathered: set[Any] = set()
-        for x, form in zip(self._outvars, out_forms, strict=True):
-            self._want(x, form)
-        for equation in reversed(equations):
-            self._visit(equation)
-        self._actions.reverse()
-        shards = self._shards
-        self.gathered.update(shards.sources[v] for v in shards.layouts if None in self._forms(v))
+        self._whole = frozenset[Any]()
+        has_losses = self._plan(equations)
+        self._whole = frozenset(v for v in self._shards.layouts if None in self._forms(v))
+        if has_losses and self._whole:
+            self._plan(equations)
 
     def run(self, *inputs: Any) -> list[Any]:
         """Compute the outputs."""
@@ -242,6 +238,21 @@ class _ShardedJaxpr:
             values.put(v, None, x)
 
     # Building a plan.
+
+    def _plan(self, equations: Sequence[jaxprs.JaxprEqn]) -> bool:
+        """Decide how to compute all; True if shards are reduced before gradients are summed."""
+        self._wanted: dict[Any, set[_Form]] = {}
+        self._actions: list[_Action | jaxprs.JaxprEqn] = []
+        self.gathered: set[Any] = set()
+        self._is_before_sums = self._has_losses = False
+        for x, form in zip(self._outvars, self._out_forms, strict=True):
+            self._want(x, form)
+        for equation in reversed(equations):
+            self._visit(equation)
+        self._actions.reverse()
+        shards = self._shards
+        self.gathered.update(shards.sources[v] for v in shards.layouts if None in self._forms(v))
+        return self._has_losses
 
     def _forms(self, v: Any) -> set[_Form]:
         return self._wanted.get(v, set())
@@ -294,6 +305,7 @@ class _ShardedJaxpr:
         for x, v, forms in zip(equation.invars, equation.outvars, wanted, strict=True):
             form = _only(forms)
             if isinstance(form, ShardLayout):
+                self._is_before_sums = True
                 total = _Sum(form, self._reduce_dtype)
                 self._add(_Action(((x, total),), ((v, form),), lambda part: [part]))
             elif forms:
@@ -350,6 +362,7 @@ class _ShardedJaxpr:
             reduced = equation.primitive.bind(part, **params)
             return [combine.over_replicas(reduced) if form is None else reduced]
 
+        self._has_losses |= self._is_before_sums
         self._add(_Action(((x, layout),), ((out, form),), call))
         return True
 
@@ -358,11 +371,16 @@ class _ShardedJaxpr:
         if self._varies is None or isinstance(x, jaxprs.Literal) or self._varies.get(x, True):
             return None
         layouts, seen, rest = set[ShardLayout | None](), {x}, [x]
+        # A loss, such as of a regularizer, needs no collective if the weights are gathered anyway.
+        # After the gradients are summed, gathered weights would be kept for it.
+        is_whole = self._is_before_sums
         while rest:  # back to the values whose shards are known, through elementwise operations
             v = rest.pop()
             if v in self._shards.layouts:
                 layouts.add(self._shards.layouts[v])
+                is_whole = is_whole and v in self._whole
             elif self._forms(v):
+                is_whole = False
                 form = _only(self._forms(v))
                 layouts.add(form if isinstance(form, ShardLayout) else None)
             else:
@@ -374,7 +392,7 @@ class _ShardedJaxpr:
                 new = [w for w, is_part in pairs if is_part and w not in seen]
                 seen.update(new)
                 rest += new
-        return next(iter(layouts)) if len(layouts) == 1 else None
+        return next(iter(layouts)) if len(layouts) == 1 and not is_whole else None
 
     def _compute_nested(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
         """Rewrite the body of a loop or checkpoint to take and return shards; False if none."""
