@@ -520,3 +520,13 @@ def test_check_fails_for_programs_that_use_tensorflow(program, capsys):
     assert program.read_text() == TRAIN
     program.write_text(ported(TRAIN))
     assert main(["port", str(program), "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["to_hash_bucket(x, 9)", "to_hash_bucket_fast(x, 9)", "to_hash_bucket_strong(x, 9, [1, 2])"],
+)
+def test_port_marks_hashes_that_differ_from_tensorflows(call):
+    result = port(f"import tensorflow as tf\ny = tf.strings.{call}\n")
+
+    assert "not TensorFlow's hash" in " ".join(result.code.split())

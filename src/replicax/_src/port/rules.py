@@ -58,6 +58,12 @@ METHODS = {
 }
 
 
+# A table of embeddings that TensorFlow trained would be read at other rows.
+_HASHES = (
+    "not TensorFlow's hash: buckets differ, so train embeddings of hashed texts from the start."
+)
+
+
 @dataclass(frozen=True)
 class Same:
     """A replicax name, or another expression with the same meaning, such as ``jnp.float32``.
@@ -171,6 +177,8 @@ def _of_namespace(path: str) -> Same | None:
             return None
         found = getattr(found, part)
     caveat = RANDOM if "random" in path.rpartition(".")[2] or path == "nn.dropout" else ""
+    if "to_hash_bucket" in path:
+        caveat = _HASHES
     return Same(f"tf.{path}", found, caveat)
 
 
