@@ -124,6 +124,14 @@ class Told(rx.train.experimental.PythonState):
         self.number = float(string_value)
 
 
+class Holder:
+    def __init__(self, held):
+        self.held = held
+
+    def get(self):
+        return self.held
+
+
 class HoldingError(Exception):
     pass
 
@@ -154,6 +162,14 @@ NAMED = {
     "object array": object_array,
     "queue": lambda held: _put(queue.Queue(), held),
     "default factory": lambda held: collections.defaultdict(functools.partial(list, held)),
+    "closure": lambda held: lambda: held,
+    "nested closure": lambda held: (lambda: lambda: held)(),
+    "default argument": lambda held: lambda x=held, *, y=held: (x, y),
+    "function attribute": lambda held: _with_attributes(lambda: None, held),
+    "method": lambda held: Data(held).__eq__,
+    "bound method": lambda held: Holder(held).get,
+    "builtin method": lambda held: list(held).append,
+    "wrapped": lambda held: functools.wraps(print)(lambda: held),
 }
 UNNAMED = {
     "set": lambda held: {Plain(x) for x in held},
@@ -175,6 +191,7 @@ UNNAMED = {
     "class attribute": lambda held: type("Local", (), {"held": held})(),
     "key": lambda held: {Plain(held): 1},
     "hidden attribute": lambda held: _shadowed(held),
+    "hidden attribute of a function": lambda held: _captured_twice(held),
 }
 WITH_PARTS = ["variable with parts", "state with parts"]
 MAPPINGS = {
@@ -214,9 +231,20 @@ def _running(held):
 
 
 def _cached(held):
-    made = functools.lru_cache(lambda: held)
+    given = [held]
+    made = functools.lru_cache(lambda: given.pop())  # only the cached result has it afterwards
     made()
     return made
+
+
+def _with_attributes(function, held, name="held"):
+    setattr(function, name, held)
+    return function
+
+
+def _captured_twice(held):
+    extra = None
+    return _with_attributes(lambda: extra, held, "extra")
 
 
 def _shadowed(held):
@@ -412,20 +440,43 @@ def test_variables_with_another_way_to_them_are_saved(tmp_path):
     assert [float(v) for v in model.layers] == [1.0, 2.0]
 
 
-def test_code_and_weak_references_hold_nothing(tmp_path):
+def test_weak_references_and_globals_of_functions_are_not_searched(tmp_path):
     elsewhere = rx.Variable(1.0)
     model = types.SimpleNamespace(
         weight=rx.Variable(2.0),
-        closure=lambda: elsewhere + 1,
         weak=weakref.ref(elsewhere),
-        method=elsewhere.assign,
         caches=weakref.WeakKeyDictionary({elsewhere: 1}),
+        builtin=print,
+        module=collections,
+        uses_globals=_reads_a_global,
     )
     path = rx.train.Checkpoint(model=model).save(f"{tmp_path}/ckpt")
     assert [name for name, _ in rx.train.list_variables(path)] == [
         "model/weight/.ATTRIBUTES/VARIABLE_VALUE",
         "save_counter/.ATTRIBUTES/VARIABLE_VALUE",
     ]
+
+
+GLOBAL = rx.Variable(1.0)
+
+
+def _reads_a_global():
+    return GLOBAL + 1
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_variables_of_a_compiled_function_come_back(is_called, tmp_path):
+    def build(start):
+        v = rx.Variable(start)
+        step = rx.function(lambda x: v.assign_add(x))
+        if is_called:
+            step(0.0)
+        return types.SimpleNamespace(step=step), v
+
+    path = rx.train.Checkpoint(model=build(3.0)[0]).save(f"{tmp_path}/ckpt")
+    model, v = build(0.0)
+    rx.train.Checkpoint(model=model).restore(path).assert_consumed()
+    assert float(v) == 3.0
 
 
 @pytest.mark.parametrize("how", ["keyword", "save_counter"])
@@ -463,14 +514,14 @@ def test_the_root_itself_is_saved(start, tmp_path):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda v: lambda: v,
-        lambda v: v.assign,
+        lambda v: lambda: 1,
+        lambda v: print,
         lambda v: Plain,
         lambda v: iter([v]),
         lambda v: (x for x in [v]),
         lambda v: enumerate(iter(rx.data.Dataset.range(3))),
     ],
-    ids=["function", "method", "class", "iterator", "generator", "enumerate"],
+    ids=["function", "builtin", "class", "iterator", "generator", "enumerate"],
 )
 def test_code_and_iterators_without_state_are_refused(make, how):
     x = make(rx.Variable(1.0))

@@ -8,7 +8,9 @@ garbage collector finds them: it enumerates the references of any object.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import sys
 import types
 import weakref
@@ -45,18 +47,14 @@ OF_VARIABLES = frozenset(
 _LIBRARIES = ("keras", "flax", "jax", "jaxlib", "numpy", "replicax")
 _EXACT_VALUES = frozenset({str, bytes, bool, int, float, complex, type(None)})
 _VALUES = (str, bytes, bytearray, int, float, complex, np.generic)
-# Code and weak references, none of which own state to save. Generators and frames are not listed:
-# their local variables may be state.
+# Code that has no closure, and weak references, none of which own state to save. Generators and
+# frames are not listed: their local variables may be state.
 _CODE = (
     type,
     property,
     classmethod,
     staticmethod,
     types.ModuleType,
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
     types.MemberDescriptorType,
@@ -66,6 +64,8 @@ _CODE = (
     types.TracebackType,
     weakref.ReferenceType,
 )
+# Bound methods: of Python classes, of builtin classes, and of operators such as `x.__add__`.
+_METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SEQUENCES = (list, tuple, deque)
 _BARE = frozenset({dict, list, tuple, set, frozenset, deque})
 _MISSING = object()
@@ -139,6 +139,15 @@ def contents_of(x: Any) -> Contents:
         return x
     if has_no_parts(x):
         return _EMPTY
+    if isinstance(x, types.FunctionType):
+        # Not `__module__`, which `functools.wraps` copies from another function.
+        return _captured(x) if _is_users(x.__globals__.get("__name__")) else _EMPTY
+    if isinstance(x, _METHODS):
+        return Contents({name: getattr(x, name, None) for name in ("__self__", "__func__")}, [])
+    return _items_and_attributes(x)
+
+
+def _items_and_attributes(x: Any) -> Contents:
     cls: Any = type(x)
     kind = _kind(cls)
     named, unnamed = _items_of(x)
@@ -207,6 +216,26 @@ def _items(x: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Unnamed]]:
     return named, unnamed
 
 
+def _captured(function: types.FunctionType) -> Contents:
+    """Return what a function captures: closure, default arguments and attributes, by name.
+
+    Globals are not among them: they belong to the module, and so to the whole program.
+    """
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    why = "another value that the function captures has this name; rename one of them"
+    return merged(function.__dict__, defaults, _closure(function), why=why)
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    named = {}
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # the cell of a name that is not assigned yet
+            named[name] = cell.cell_contents
+    return named
+
+
 def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
     own = getattr(x, "__dict__", None)
     if isinstance(own, dict):
@@ -263,15 +292,15 @@ def _kind(kind: Any) -> _Kind:
         else frozenset(),
         # A library's collection stores its items in its attributes: do not list them twice.
         kind not in _BARE and not (is_collection and _home(kind) in _LIBRARIES),
-        tuple(base for base in kind.__mro__ if _is_users(base)),
+        tuple(base for base in kind.__mro__ if _is_users(base.__module__)),
         not homes.isdisjoint(_LIBRARIES),
     )
 
 
-def _is_users(kind: type) -> bool:
-    """Whether the user's program defines a class; classes of builtins and libraries are not."""
-    module = sys.modules.get(kind.__module__)
-    if module is None or kind.__module__ == "__main__":
+def _is_users(name: Any) -> bool:
+    """Whether a module, given its name, is part of the user's program and not of a library."""
+    module = sys.modules.get(name)
+    if module is None or name == "__main__":
         return True
     file = getattr(module, "__file__", None)
     return file is not None and not is_library(file)
