@@ -371,6 +371,36 @@ def test_a_first_call_can_be_made_again_after_an_interruption_at_the_end_of_a_bl
     assert interrupted > 5
 
 
+@functools.cache
+def enters_equation(code):
+    """Whether the function sets JAX's settings of a thread to those of one equation."""
+    return code.co_qualname == "JaxprEqnContextManager.__enter__"
+
+
+def is_overridden(name):
+    """Whether this thread has a value of its own for a setting of JAX, true by default."""
+    jax.config.update(name, False)
+    try:
+        return getattr(jax.config, name)
+    finally:
+        jax.config.update(name, True)
+
+
+def test_settings_of_an_equation_do_not_outlive_an_interruption():
+    training = Training(mirrored(2))
+    where = set()
+    for moment in range(1, 60, 5):
+        with contextlib.suppress(Exception), At(moment, enters_equation) as at:
+            new_function(training)(jnp.float32(0.5))
+        where.add(at.where)
+        assert not is_overridden("jax_threefry_partitionable"), at.where
+        assert jax.sharding.get_abstract_mesh().empty, at.where
+        assert is_at_rest(), at.where
+
+    training.iterator.close()
+    assert len(where - {None}) > 2  # several lines of JAX's function
+
+
 @pytest.mark.parametrize(
     "functions", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["few", "many"]
 )
