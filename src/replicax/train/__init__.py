@@ -32,6 +32,12 @@ from replicax._src.train.reader import (
     load_checkpoint,
     load_variable,
 )
+from replicax._src.train.safetensors import (
+    StoredTensor,
+    load_safetensors,
+    open_safetensors,
+    save_safetensors,
+)
 from replicax.train import experimental
 
 __all__ = [
@@ -52,6 +58,7 @@ __all__ = [
     "ProgressBar",
     "Resumable",
     "SequenceExample",
+    "StoredTensor",
     "TerminationConfig",
     "checkpoints_iterator",
     "experimental",
@@ -59,8 +66,11 @@ __all__ = [
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",
+    "load_safetensors",
     "load_variable",
+    "open_safetensors",
     "progress",
+    "save_safetensors",
 ]
 
 __dir__ = __all__.copy

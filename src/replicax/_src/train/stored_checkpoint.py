@@ -176,7 +176,7 @@ def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
         VariableError: A value does not fit its variable.
         FailedPreconditionError: The workers have different checkpoints.
     """
-    _agree(source, pairs.values())
+    check_same_source(source.identity, pairs.values(), "checkpoints")
     shapes = source.shapes()
     needed = {key: _needed(source, key, x, shapes.get(key)) for key, x in pairs.items()}
     with disk.at("reading a checkpoint"):
@@ -191,20 +191,29 @@ def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
         restore()
 
 
-def _agree(source: CheckpointSource, objects: Iterable[Any]) -> None:
-    """Raise on all workers unless they restore the same checkpoint into shared variables."""
+def check_same_source(identity: str, objects: Iterable[Any], kind: str) -> None:
+    """Raise on all workers unless they restore the same values into shared variables.
+
+    Args:
+        identity: A digest of the source.
+        objects: The objects to restore.
+        kind: The kind of source, for messages.
+
+    Raises:
+        FailedPreconditionError: The workers have different sources.
+    """
     variables = (variable_of(x) for x in objects)
     topologies = {v.cell.topology for v in variables if v is not None}
     if all(topology is None or topology.is_fully_addressable for topology in topologies):
         return
     group = _group.required()
-    identities = group.agree("the checkpoint that is restored", source.identity)
-    others = [index for index, identity in enumerate(identities) if identity != identities[0]]
+    identities = group.agree(f"the {kind} that are restored", identity)
+    others = [index for index, one in enumerate(identities) if one != identities[0]]
     if others:
         raise FailedPreconditionError(
-            f"{group.describe(others[0])} and {group.describe(0)} restore different checkpoints"
-            " into variables that they share. Nothing was restored. Keep checkpoints in a"
-            " directory that all workers share, or copy the same one to each."
+            f"{group.describe(others[0])} and {group.describe(0)} restore different {kind}"
+            " into variables that they share. Nothing was restored. Keep them in a directory that"
+            " all workers share, or copy the same ones to each."
         )
 
 
@@ -267,7 +276,7 @@ def _fit(
     _check_shape(target, key, np.shape(value))
     value = _fitted(target, key, value)
     return (
-        partial(_set_free_value, x, value) if variable is None else partial(variable.assign, value)
+        partial(set_free_value, x, value) if variable is None else partial(variable.assign, value)
     )
 
 
@@ -277,7 +286,8 @@ def free_value(x: Any) -> Any:
     return x.value if read is None else read(x)
 
 
-def _set_free_value(x: Any, value: Any) -> None:
+def set_free_value(x: Any, value: Any) -> None:
+    """Replace the value of a library's variable that is not backed by an `rx.Variable`."""
     value = jnp.asarray(value)
     if hasattr(type(x), "set_value"):
         x.set_value(value)
