@@ -18,6 +18,7 @@ from replicax._src.data.records.examples import (
     SequenceExample,
 )
 from replicax._src.data.records.messages import BytesList, FloatList, Int64List
+from replicax._src.summary.trackers import log, track
 from replicax._src.train.checkpoint import Checkpoint
 from replicax._src.train.manager import CheckpointManager
 from replicax._src.train.options import CheckpointOptions
@@ -68,9 +69,11 @@ __all__ = [
     "load_checkpoint",
     "load_safetensors",
     "load_variable",
+    "log",
     "open_safetensors",
     "progress",
     "save_safetensors",
+    "track",
 ]
 
 __dir__ = __all__.copy

@@ -162,13 +162,14 @@ def should_record_summaries() -> bool:
         False
     """
     writer = _writer()
-    if writer is None or not writer.writes or not _is_first():
+    if writer is None or not writer.writes or not is_first():
         return False
     condition = state.get().condition
     return bool(condition() if callable(condition) else condition)
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
+    """Whether this is the first worker and, in a replica, the first replica."""
     replica = current().replica
     if replica is not None and int(replica.replica_id_in_sync_group) != 0:
         return False

@@ -26,7 +26,7 @@ import numpy as np
 from replicax._src.base.errors import VariableError
 from replicax._src.base.tf_errors import AlreadyExistsError, DataLossError, NotFoundError
 from replicax._src.files import storage
-from replicax._src.files.paths import user_path
+from replicax._src.files.paths import is_url, user_path
 from replicax._src.state.variables import variable_of
 from replicax._src.train.array_pieces import Part, local_parts, put_parts
 from replicax._src.train.checkpoint_files import as_bytes, buffer
@@ -176,7 +176,7 @@ class StoredTensor:
             steps = [s * size for s in strides[looped:]]
             for index in product(*map(range, shape[:looped])):
                 at = self.start + sum(map(_times, index, strides)) * size
-                part = found[(*index, ...)]
+                part: Any = found[(*index, ...)]  # type: ignore[arg-type]
                 room = part.reshape(-1) if is_whole else np.empty(span, self.dtype)
                 _read_into(file, self.path, at, as_bytes(room))
                 if not is_whole:
@@ -507,7 +507,11 @@ def _dtype(x: Any) -> np.dtype[Any]:
 
 
 def _nbytes(x: Any) -> int:
-    return math.prod(np.shape(x) if not hasattr(x, "shape") else x.shape) * _dtype(x).itemsize
+    return math.prod(_shape(x)) * _dtype(x).itemsize
+
+
+def _shape(x: Any) -> list[int]:
+    return [int(n) for n in (x.shape if hasattr(x, "shape") else np.shape(x))]
 
 
 def _write(
@@ -525,8 +529,11 @@ def _write(
     for name in order:
         x = tensors[name]
         end = at + _nbytes(x)
-        shape = list(x.shape if hasattr(x, "shape") else np.shape(x))
-        header[name] = {"dtype": _NAMES[_dtype(x)], "shape": shape, "data_offsets": [at, end]}
+        header[name] = {
+            "dtype": _NAMES[_dtype(x)],
+            "shape": _shape(x),
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -536,11 +543,11 @@ def _write(
             pass
         return
     # A local file gets its name when it is complete.
-    part = path if storage.is_url(path) else f"{path}.part"
+    part = path if is_url(path) else f"{path}.part"
     with storage.uploading(part) as file, disk.at("writing safetensors"):
         file.write(struct.pack("<Q", len(text)) + text)
         for value in values:
-            file.write(memoryview(as_bytes(value)))
+            file.write(as_bytes(value).data)
     if part != path:
         storage.replace(part, path)
 
