@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._src.base.closures import captured
 from replicax._src.base.origin import is_library
 from replicax._src.values.placement import is_traced
 
@@ -110,9 +111,9 @@ def _array(label: str, a: Any, b: Any) -> str | list[_Pair]:
 def _function(label: str, a: Any, b: Any) -> str | list[_Pair]:
     if a.__code__ != b.__code__:
         return _unlike(label, a, b)
-    cells = zip(a.__code__.co_freevars, a.__closure__ or (), b.__closure__ or (), strict=True)
+    first, second = captured(a), captured(b)
     return [
-        *((f"`{name}` in {label}", _content(x), _content(y)) for name, x, y in cells),
+        *((f"`{name}` in {label}", x, second[name]) for name, x in first.items()),
         (f"the defaults of {label}", a.__defaults__, b.__defaults__),
         (f"the defaults of {label}", a.__kwdefaults__, b.__kwdefaults__),
     ]
@@ -148,13 +149,6 @@ _LOOKS: list[tuple[Any, Callable[[str, Any, Any], str | list[_Pair]]]] = [
     (dict, _mapping),
     (type, _unlike),
 ]
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that has no value yet
-        return None
 
 
 def _is_user_class(kind: type) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax._src.base.closures import UNSET, captured
 from replicax._src.base.origin import is_library
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import TensorSpec, TypeSpec
@@ -234,8 +235,7 @@ class _GraphHasher:
         scope = function.__globals__
         names = [name for name in _all_names(function.__code__) if name in scope]
         self._add_all((function.__code__, function.__defaults__, function.__kwdefaults__))
-        cells = function.__closure__ or ()
-        self._add_all(cell.cell_contents for cell in cells if _is_filled(cell))
+        self._add_all(x for x in captured(function).values() if x is not UNSET)
         self._add_all(scope[name] for name in names)
 
     def _update(self, text: str) -> None:
@@ -281,14 +281,6 @@ def _installed_name(value: Any) -> str:
         found = getattr(found, part, None)
     version = getattr(sys.modules.get(home.__name__.partition(".")[0]), "__version__", "")
     return f"{home.__name__}.{name} {version}" if found is value else ""
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _token(value: Any) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax._src.base.closures import UNSET, content
 from replicax._src.base.tf_errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax._src.data.element_blocks import Block, ColumnBlock, Row, RowBlock
 from replicax._src.data.leaves import own, to_leaf
@@ -140,9 +141,9 @@ class _Binding:
         self._stored.update((id(scope), name) for name in names.stored)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self._stored_cells.update(id(cells[n]) for n in names.stored_cells & cells.keys())
-        for cell in cells.values():
-            if _is_filled(cell) and isinstance(cell.cell_contents, FunctionType):
-                yield cell.cell_contents
+        for value in map(content, cells.values()):
+            if isinstance(value, FunctionType):
+                yield value
         for name in names.loaded & scope.keys():
             value = scope[name]
             if isinstance(value, FunctionType) and value.__globals__ is scope:
@@ -168,15 +169,7 @@ class _Binding:
 
     def _is_live(self, cell: CellType) -> bool:
         """Whether a closure cell stays shared: it is assigned somewhere, or still empty."""
-        return id(cell) in self._stored_cells or not _is_filled(cell)
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+        return id(cell) in self._stored_cells or content(cell) is UNSET
 
 
 _refcount = sys.getrefcount

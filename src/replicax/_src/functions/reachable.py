@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax._src.base.closures import captured, content
 from replicax._src.base.errors import TracingError
 from replicax._src.base.origin import is_library as is_library_file
 from replicax._src.functions.cache_keys import (
@@ -166,8 +167,8 @@ class ReachableObjects:
         is_settled = is_library(x.__module__)
         (self._settled if is_settled else self._names).update(names)
         cells = x.__closure__ or ()
-        edges = [Edge(n, _content(c)) for n, c in zip(code.co_freevars, cells, strict=True)]
-        self._looked += [(_content, c, e.value) for c, e in zip(cells, edges, strict=True)]
+        edges = [Edge(name, value) for name, value in captured(x).items()]
+        self._looked += [(content, c, e.value) for c, e in zip(cells, edges, strict=True)]
         edges += [Edge(f"{label}.__defaults__", x.__defaults__)]
         edges += [Edge(f"{label}.__kwdefaults__", x.__kwdefaults__)]
         if not is_settled:
@@ -393,13 +394,6 @@ def _can_change(x: Any) -> bool:
 
 def _slot(x: Any, name: str) -> Any:
     return getattr(x, name, _MISSING)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that has no value yet
-        return None
 
 
 def _held(x: Any) -> Iterable[Any]:

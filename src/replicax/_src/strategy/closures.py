@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax._src.base.closures import UNSET, captured, content
 from replicax._src.base.errors import TracingError
 from replicax._src.base.managers import contextmanager
 from replicax._src.functions.cache_keys import static_key
@@ -24,7 +25,6 @@ from replicax._src.values.per_replica import is_distributed, is_opaque
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _INPUT = "an input"
-_UNSET = object()  # the content of a cell whose name has no value yet
 
 
 class Closure(NamedTuple):
@@ -52,10 +52,7 @@ class Closure(NamedTuple):
         if not isinstance(fn, FunctionType):
             return cls(fn, static_key(fn), [], [Edge("function", fn)])
         found = _CapturedValues()
-        outlines = tuple(
-            found.take(name, content(cell))
-            for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-        )
+        outlines = tuple(found.take(name, value) for name, value in captured(fn).items())
         extras = {**(fn.__kwdefaults__ or {}), "__defaults__": fn.__defaults__}
         statics = [*found.statics, *(Edge(name, x) for name, x in extras.items())]
         return cls(fn, (fn.__code__, id(fn.__globals__), outlines), found.arrays, statics)
@@ -102,14 +99,6 @@ class Closure(NamedTuple):
             put.restore()
 
 
-def content(cell: CellType) -> Any:
-    """Return the value of a captured name, or `_UNSET` if it has none yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _UNSET
-
-
 def _is_input(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray) or is_distributed(x)
 
@@ -144,7 +133,7 @@ class _CapturedValues:
         """Add the value of a captured name; return an outline of where arrays are in it."""
         arrays, statics, seen = len(self.arrays), len(self.statics), dict(self._seen)
         outline = self._outline(name, x)
-        if len(self.arrays) > arrays or x is _UNSET:
+        if len(self.arrays) > arrays or x is UNSET:
             return outline
         del self.statics[statics:]
         self._seen = seen
@@ -156,7 +145,7 @@ class _CapturedValues:
         if _is_input(x) or _is_node(x):
             self.arrays.append(x)
             return _INPUT
-        if x is _UNSET:
+        if x is UNSET:
             return "no value"
         if isinstance(x, _SCALARS):
             return static_key(x)

@@ -8,7 +8,6 @@ garbage collector finds them: it enumerates the references of any object.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import sys
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax._src.base.closures import captured
 from replicax._src.base.origin import is_library
 from replicax._src.state.variable import Variable
 
@@ -141,7 +141,7 @@ def contents_of(x: Any) -> Contents:
         return _EMPTY
     if isinstance(x, types.FunctionType):
         # Not `__module__`, which `functools.wraps` copies from another function.
-        return _captured(x) if _is_users(x.__globals__.get("__name__")) else _EMPTY
+        return _function_contents(x) if _is_users(x.__globals__.get("__name__")) else _EMPTY
     if isinstance(x, _METHODS):
         return Contents({name: getattr(x, name, None) for name in ("__self__", "__func__")}, [])
     return _items_and_attributes(x)
@@ -216,7 +216,7 @@ def _items(x: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Unnamed]]:
     return named, unnamed
 
 
-def _captured(function: types.FunctionType) -> Contents:
+def _function_contents(function: types.FunctionType) -> Contents:
     """Return what a function captures: closure, default arguments and attributes, by name.
 
     Globals are not among them: they belong to the module, and so to the whole program.
@@ -224,16 +224,7 @@ def _captured(function: types.FunctionType) -> Contents:
     parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     why = "another value that the function captures has this name; rename one of them"
-    return merged(function.__dict__, defaults, _closure(function), why=why)
-
-
-def _closure(function: types.FunctionType) -> dict[str, Any]:
-    named = {}
-    cells = function.__closure__ or ()
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-        with contextlib.suppress(ValueError):  # the cell of a name that is not assigned yet
-            named[name] = cell.cell_contents
-    return named
+    return merged(function.__dict__, defaults, captured(function), why=why)
 
 
 def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
