@@ -586,16 +586,3 @@ def test_every_attribute_of_a_users_dataclass_counts(name):
     for value in (2.0, 3.0, -0.0):
         setattr(noted, name, value)
         assert float(compiled(noted, jnp.ones(()))) == value
-
-
-def test_a_captured_name_without_a_value_differs_from_one_that_is_none():
-    def scaled(x):
-        try:
-            return x if factor is None else x * factor
-        except NameError:
-            return x * 0
-
-    step = rx.function(scaled)
-    assert float(step(2.0)) == 0.0
-    factor = None
-    assert float(step(2.0)) == 2.0

@@ -224,3 +224,19 @@ def test_a_changed_pytree_node_is_refused(way):
         run(strategy, step)
 
     assert state.log == []
+
+
+def test_a_captured_name_without_a_value_differs_from_one_that_is_none():
+    def scaled(x):
+        try:
+            return x if factor is None else x * factor
+        except NameError:
+            return x * 0
+
+    def step(x):
+        return scaled(x)
+
+    strategy = tpu()
+    assert local(strategy, strategy.run(step, args=(2.0,)))[0] == 0.0
+    factor = None
+    assert local(strategy, strategy.run(step, args=(2.0,)))[0] == 2.0
