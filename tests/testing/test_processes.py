@@ -95,7 +95,7 @@ def test_a_worker_that_a_fault_ends_is_told_as_one_that_ended(kind, told):
 @pytest.mark.multi_process
 def test_a_worker_that_a_fault_stops_runs_into_the_time_limit():
     with pytest.raises(TimeoutError, match="fault_point"):
-        run_in_processes(walk, 1, args=(2,), faults=[Fault("end", kind="hang")], timeout=8)
+        run_in_processes(walk, 1, args=(2,), faults=[Fault("end", kind="hang")], timeout=15)
 
 
 def test_nothing_happens_where_no_fault_was_asked_for():

@@ -202,7 +202,11 @@ def test_signal_to_all_processes_of_the_job_saves_the_last_step(tmp_path, how):
 @pytest.mark.parametrize(
     ("fsync", "grace", "ended", "told"),
     [
-        (1.0, 60, "launcher", "but worker 0 is saving its last checkpoint: waiting for it"),
+        # Which of the two it is doing when the grace ends depends on the speed of the machine.
+        (
+            *(1.0, 60, "launcher"),
+            "worker 0 is (saving its last checkpoint|finishing its step before it saves): waiting",
+        ),
         pytest.param(1.0, 60, "killed launcher", "", marks=pytest.mark.slow),
         pytest.param(
             *(1e6, 2, "launcher"),
@@ -226,7 +230,7 @@ def test_launcher_waits_for_a_save_within_its_grace(tmp_path, fsync, grace, ende
         assert left_behind(mark, 30) == []
 
     assert launcher.code == (-9 if number == signal.SIGKILL else 143)
-    assert told in launcher.text
+    assert re.search(told, launcher.text)
     assert (step_saved(tmp_path / "run") >= 10) == (fsync < 10)
 
 
