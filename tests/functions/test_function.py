@@ -456,3 +456,13 @@ def test_objects_that_are_equal_by_value_share_a_trace():
     seen = [float(f(Options(n), jnp.float32(2))) for n in (3, 3, 4)]
 
     assert (seen, traces(f)) == ([6, 6, 8], 2)
+
+
+def test_objects_whose_class_has_no_text_as_module():
+    class Odd:
+        scale = 2.0
+
+    Odd.__module__ = property(lambda self: "odd")  # as classes of TensorFlow's C++ code
+    odd = Odd()
+
+    assert float(rx.function(lambda x: x * odd.scale)(jnp.ones(()))) == 2.0

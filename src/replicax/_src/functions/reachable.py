@@ -334,9 +334,13 @@ def code_names(code: CodeType) -> frozenset[str]:
 
 
 @functools.cache
-def is_library(module: str | None) -> bool:
-    """Whether a module belongs to a library, whose globals do not change between calls."""
-    if module is None or module == "__main__":
+def is_library(module: Any) -> bool:
+    """Whether a module belongs to a library, whose globals do not change between calls.
+
+    Args:
+        module: The ``__module__`` of an object; that of a class may be a descriptor.
+    """
+    if not isinstance(module, str) or module == "__main__":
         return False
     if module.split(".")[0] in ("replicax", "jax", "jaxlib", "numpy"):
         return True
