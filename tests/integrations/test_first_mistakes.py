@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._src.integrations import keras_models
 from replicax._src.strategy import base
 from replicax._src.strategy.base import StrategyBase
 from tests.replicas import mirrored
@@ -110,15 +109,17 @@ def _no_other_strategy(monkeypatch):
     """A program that has made no strategy and used none, whatever other tests did."""
     monkeypatch.setattr(StrategyBase, "is_any_used", False)
     live = weakref.WeakSet()
-    for module in (base, keras_models):
-        monkeypatch.setattr(module, "live_strategies", live)
+    monkeypatch.setattr(base, "live_strategies", live)
+    monkeypatch.setattr("replicax._src.integrations.keras_trainer.live_strategies", live)
 
 
 @pytest.mark.usefixtures("_no_other_strategy")
-def test_fit_outside_of_the_scope_of_an_unused_strategy_warns():
+@pytest.mark.parametrize("first", ["strategy", "model"])
+def test_fit_outside_of_the_scope_of_an_unused_strategy_warns(first):
+    model = model_outside() if first == "model" else None
     strategy = mirrored(2)
     with pytest.warns(UserWarning, match="trains on one device, though .* has 2 replicas"):
-        model_outside().fit(X, Y, verbose=0)
+        (model or model_outside()).fit(X, Y, verbose=0)
     with strategy.scope():
         pass
     other = mirrored(4)
@@ -130,12 +131,10 @@ def test_fit_outside_of_the_scope_of_an_unused_strategy_warns():
 
 
 @pytest.mark.usefixtures("_no_other_strategy")
-@pytest.mark.parametrize("case", ["made before", "strategy gone", "one replica"])
+@pytest.mark.parametrize("case", ["strategy gone", "one replica"])
 def test_models_of_one_device_do_not_warn(case):
-    strategy = mirrored(1 if case == "one replica" else 2) if case != "made before" else None
+    strategy = mirrored(1 if case == "one replica" else 2)
     model = model_outside()
-    if case == "made before":
-        strategy = mirrored(2)
     if case == "strategy gone":
         strategy = None
         gc.collect()

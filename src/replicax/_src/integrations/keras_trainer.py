@@ -22,9 +22,9 @@ from replicax._src.functions.function import function
 from replicax._src.input.distributed_dataset import DistributedDataset
 from replicax._src.integrations import keras_private as private
 from replicax._src.integrations.keras_data import DatasetAdapter, adapted, placed, whole
-from replicax._src.integrations.keras_models import home_of, idle_beside
+from replicax._src.integrations.keras_models import home_of
 from replicax._src.state.variables import variable_of
-from replicax._src.strategy.base import StrategyBase
+from replicax._src.strategy.base import StrategyBase, live_strategies
 from replicax._src.workers import group as _group
 
 # Entering the scope.
@@ -75,20 +75,20 @@ def _entering(name: str) -> Callable[[Any], Any]:
 
 
 def _warn_of_unused_strategy(model: Any, method: str) -> None:
-    """Warn that `fit` uses one device, if a strategy for several was made before the model.
+    """Warn that `fit` uses one device, if a strategy for several exists.
 
     A program that has used any strategy knows of scopes: its model outside of them is meant.
     """
     if method != "fit" or StrategyBase.is_any_used:
         return
-    for strategy in idle_beside(model):
+    several = (s for s in list(live_strategies) if s.num_replicas_in_sync > 1)
+    if (strategy := next(several, None)) is not None:
         warn_user(
             f"Model {model.name!r} was made outside of every scope and trains on one device,"
             f" though {strategy} has {strategy.num_replicas_in_sync} replicas. To train on all"
             " of them, make and compile the model in its scope:\n"
             "    with strategy.scope():\n        model = ...\n        model.compile(...)"
         )
-        return
 
 
 def _naming_optax(original: Any) -> Any:
