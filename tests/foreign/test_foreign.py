@@ -6,6 +6,7 @@ Run by `make test-foreign`, which installs them.
 import functools
 import os
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -244,3 +245,19 @@ def test_hugging_face_examples_are_refused(strategy):
     examples = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
     with pytest.raises(ValueError, match=r"pass `dataset\.batch"):
         next(iter(strategy.experimental_distribute_dataset(examples)))
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_single_sequences_of_a_hugging_face_dataset_are_named(strategy, kind):
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("tqdm").tqdm.monitor_interval = 0
+    rows = {"ids": [[1, 2, 3, 4]] * 4, "mask": [[1, 1, 1, 0]] * 4}
+    single = datasets.Dataset.from_dict(rows)
+    single = single.to_iterable_dataset() if kind == "iterable" else single
+
+    with pytest.warns(UserWarning, match=r"\(ids, mask\) are lists of numbers.*dataset.batch"):
+        strategy.experimental_distribute_dataset(single)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        (batch,) = strategy.experimental_distribute_dataset(single.batch(4))
+    assert strategy.gather(batch["ids"], axis=0).tolist() == rows["ids"]

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax._src.base.errors import warn_user
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.dataset import Dataset
@@ -165,6 +166,7 @@ class ForeignSource(InputSource):
         self._batches = batches
         self._is_used = False
         self._spec: Any = None
+        _warn_if_sequences_only(batches)
 
     @property
     def element_spec(self) -> Any:
@@ -283,6 +285,28 @@ def _check_batched(dataset: Any, first: Any) -> None:
             f"The elements of this Hugging Face dataset are single examples ({single[0]!r} has no"
             " rows), and need to be batches: pass `dataset.batch(batch_size)`."
         )
+
+
+def _warn_if_sequences_only(dataset: Any) -> None:
+    """Warn of a Hugging Face dataset whose elements are batches of numbers, or single sequences.
+
+    Its features do not say which: `batch` leaves no trace but one more list around each column.
+    """
+    if not type(dataset).__module__.startswith("datasets."):
+        return
+    columns = getattr(dataset, "features", None)
+    if columns and all(_is_sequence(column) for column in columns.values()):
+        warn_user(
+            f"All columns of this Hugging Face dataset ({', '.join(columns)}) are lists of numbers:"
+            " each element is taken as a batch with one number for each example. If the elements"
+            " are single examples, such as sequences of tokens, the sequences would be divided"
+            " between the replicas: pass `dataset.batch(batch_size)`."
+        )
+
+
+def _is_sequence(column: Any) -> bool:
+    """Whether a Hugging Face feature is a list of numbers or texts."""
+    return type(getattr(column, "feature", None)).__name__ == "Value"
 
 
 def _batches_of(dataset: Any) -> Iterable[Any]:
