@@ -29,3 +29,31 @@ def test_a_notebook_runs(name, monkeypatch, tmp_path):
     ).execute()
 
     nbformat.validate(notebook)
+
+
+def test_progress_and_values_in_a_notebook(monkeypatch, tmp_path):
+    """Progress is on standard output, and the repr of a mirrored result says that it is one."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), os.getenv("PYTHONPATH", "")]))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    code = """
+import os
+os.environ["REPLICAX_CPU_DEVICES"] = "2"
+import replicax as rx
+for _ in rx.train.progress(range(3)):
+    pass
+strategy = rx.distribute.MirroredStrategy()
+total = rx.function(lambda: strategy.run(
+    lambda: rx.distribute.get_replica_context().all_reduce("SUM", 1.0)))()
+print(repr(total))
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": tmp_path}}
+    ).execute()
+
+    outputs = notebook.cells[0].outputs
+    assert {output.name for output in outputs} == {"stdout"}
+    text = "".join(output.text for output in outputs)
+    assert text.startswith("step 3/3, ")
+    assert "} (Mirrored: equal on all replicas)" in text

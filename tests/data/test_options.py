@@ -148,4 +148,6 @@ def test_datasets_say_what_they_are_without_reading():
 
     assert repr(dataset) == "<Dataset Batch < Map < Slices>"
     assert dataset
+    known = repr(Dataset.range(3).batch(2))
+    assert known.startswith("<Dataset Batch < Range, element_spec=TensorSpec(shape=(None,), ")
     assert len(dataset) == 2

@@ -381,6 +381,7 @@ def test_it_is_a_result_of_every_replica_as_in_tensorflow(two):
     np.testing.assert_array_equal(two.reduce("MEAN", p, axis=None), fresh()["w"])
     assert two.gather(p, axis=0).shape == (4, 3)
     assert repr(p).startswith("PerReplica:{")
+    assert repr(p).endswith("} (Mirrored: equal on all replicas)")
 
 
 def test_values_that_may_differ_are_no_array(two):

@@ -105,6 +105,22 @@ def test_a_distributed_dataset_says_what_is_known_without_reading_it():
 
     assert repr(spread) == "<DistributedDataset of an unknown number of steps, 2 replicas>"
     assert "CPU:0, CPU:1" in spread._repr_html_()
+    with pytest.raises(TypeError, match="has an unknown length: count its steps"):
+        len(spread)
+    assert spread.element_spec
+    assert "2 replicas, elements PerReplicaSpec(" in repr(spread)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8])
+def test_a_distributed_dataset_has_the_length_of_a_pass(rows):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    spread = strategy.experimental_distribute_dataset(rx.data.Dataset.range(rows).batch(2))
+
+    assert len(spread) == len(list(spread))
+    assert spread
+    endless = strategy.experimental_distribute_dataset(rx.data.Dataset.range(2).batch(2).repeat())
+    with pytest.raises(TypeError, match="is infinite"):
+        len(endless)
 
 
 def test_the_default_strategy_says_that_none_is_in_use():

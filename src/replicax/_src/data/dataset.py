@@ -89,7 +89,9 @@ class Dataset(
 
     def __repr__(self) -> str:
         parts = " < ".join(type(part).__name__.removesuffix("Node") for part in walk(self._node))
-        return f"<{type(self).__name__} {parts}>"
+        # The spec is left out if it were to be learned from an element: `repr` reads nothing.
+        spec = f", element_spec={self.element_spec}" if self._node.is_spec_known else ""
+        return f"<{type(self).__name__} {parts}{spec}>"
 
     @property
     def element_spec(self) -> Any:

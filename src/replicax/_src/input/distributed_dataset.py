@@ -140,9 +140,23 @@ class DistributedDataset(Generic[T_co]):
         """The number of steps, or a negative constant of `rx.data`."""
         return self._pipeline.cardinality
 
+    def __len__(self) -> int:
+        count = self.cardinality
+        if count < 0:
+            kind = "is infinite" if count == INFINITE_CARDINALITY else "has an unknown length"
+            raise TypeError(
+                f"The distributed dataset {kind}: count its steps while you iterate over it."
+            )
+        return count
+
+    def __bool__(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         properties = dict(self._properties())
-        return f"<DistributedDataset of {properties['steps']} steps, {properties['replicas']}>"
+        elements = f", elements {properties['elements']}" if "elements" in properties else ""
+        steps = f"{properties['steps']} steps, {properties['replicas']}"
+        return f"<DistributedDataset of {steps}{elements}>"
 
     def _repr_html_(self) -> str:
         return Sheet("DistributedDataset", self._properties()).to_html()

@@ -108,8 +108,9 @@ def progress(
 ) -> ProgressBar[T]:
     """Show the progress of a training loop: steps, examples per second, and input wait.
 
-    On a terminal the line is updated in place; in a log file, a line is written periodically. With
-    several workers, only the first one shows it.
+    On a terminal the line is updated in place; in a log file (standard error) and in a notebook
+    (standard output), a line is written periodically. With several workers, only the first one
+    shows it.
 
     Args:
         iterable: The iterable to loop over: a dataset, a distributed dataset, a range.
@@ -205,8 +206,17 @@ class _Line(AbstractContextManager["_Line"]):
             return
         of = "" if self._total is None else f"/{self._total}"
         begin = f"{self._description}: " if self._description else ""
-        sys.stderr.write(f"{begin}step {steps}{of}, {status}\n")
-        sys.stderr.flush()
+        # A notebook shows standard error in a red box.
+        stream = sys.stdout if _is_notebook() else sys.stderr
+        stream.write(f"{begin}step {steps}{of}, {status}\n")
+        stream.flush()
+
+
+def _is_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def _is_first_worker() -> bool:

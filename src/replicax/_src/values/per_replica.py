@@ -204,7 +204,8 @@ class Distributed(StandIn, DistributedValues[T_co]):
         return format_components(type(self).__name__, [repr(v) for v in self.values])
 
     def _repr_html_(self) -> str:
-        form, kind = self.form, type(self).__name__.replace("MirroredResult", "PerReplica")
+        name = type(self).__name__
+        form, kind = self.form, name.replace("MirroredResult", "PerReplica (Mirrored)")
         if isinstance(form, InBody):
             return values_table(kind, ("this one",), (form.piece,))
         own = form.topology.local_replicas if form.topology else range(len(form.values))
@@ -347,7 +348,9 @@ class MirroredResult(PerReplica[T_co], Mirrored[T_co], _Array):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return format_components("PerReplica", [repr(v) for v in self.values])
+        # It begins as TensorFlow's result of a run does.
+        components = format_components("PerReplica", [repr(v) for v in self.values])
+        return f"{components} (Mirrored: equal on all replicas)"
 
     def __complex__(self) -> complex:
         return complex(self.component)  # type: ignore[call-overload, no-any-return]
