@@ -23,23 +23,39 @@ from names_cases import ALL, IMAGES_OF, outcome
 
 ANSWERS = Path(__file__).with_name("names.json")
 PUBLIC = Path(__file__).with_name("public_names.json")
+SHARED_NAMES = Path(__file__).with_name("shared_names.json")
 NAMESPACES = (
     "compat.v1.distribute",
     "config",
     "data",
     "distribute",
+    "errors",
     "io",
+    "nest",
     "random",
     "saved_model",
     "summary",
     "tpu",
     "train",
 )
+# Other names of replicax that TensorFlow has too; `tests/test_public_names.py` checks that none is
+# missing.
+SHARED = {
+    "": "GradientTape IndexedSlices Tensor TensorSpec TypeSpec UnconnectedGradients Variable"
+    " VariableAggregation VariableSynchronization add cond constant device function identity scan"
+    " variable_creator_scope while_loop",
+    "compat.v1": "ConfigProto TensorInfo enable_eager_execution random_normal random_uniform"
+    " to_bfloat16 to_float to_int32 to_int64",
+    "compat.v1.logging": "DEBUG ERROR FATAL INFO WARN debug error get_verbosity info log"
+    " log_every_n log_first_n log_if set_verbosity warn warning",
+    "nn": "compute_average_loss scale_regularization_loss",
+}
 
 
 def main() -> None:
     tf.autograph.set_verbosity(0)
     write_public_names()
+    write_shared_names()
     write_images()
     answers = {name: outcome(program, tf) for name, program in ALL.items()}
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in answers.items()]
@@ -64,6 +80,23 @@ def write_public_names() -> None:
         for path, table in sorted(tables.items())
     ]
     PUBLIC.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def write_shared_names() -> None:
+    """Describe the names of `SHARED`, and list all names of their namespaces."""
+    table: dict[str, Any] = {}
+    for path, names in SHARED.items():
+        module = eval(f"tf.{path}".rstrip("."))
+        table[path] = {
+            "all": sorted(name for name in dir(module) if name[0] != "_"),
+            "names": {name: described(getattr(module, name)) for name in names.split()},
+        }
+    table[""]["names"]["Variable"]["takes"] = parameters(tf.Variable.__init__)  # not the metaclass
+    table["made"] = {
+        "names": {"function": described(type(tf.function(lambda x: x)))},
+    }
+    lines = [f"{json.dumps(path)}: {json.dumps(found)}" for path, found in table.items()]
+    SHARED_NAMES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def described(value: Any) -> dict[str, Any]:

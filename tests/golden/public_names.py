@@ -66,7 +66,10 @@ def differences(ours: Any, theirs: dict[str, Any]) -> Iterator[str]:
 def has(kind: type, name: str) -> bool:
     """Whether objects of a class have an attribute, or say what to use in its place."""
     fields = [field for base in kind.__mro__ for field in vars(base).get("__annotations__", ())]
-    written = re.findall(r"self\.(\w+)(?:: [^=]*)? = ", inspect.getsource(kind))
+    try:
+        written = re.findall(r"self\.(\w+)(?:: [^=]*)? = ", inspect.getsource(kind))
+    except OSError:  # a class made by a call of `type`
+        written = []
     if name in (*dir(kind), *fields, *written, *getattr(kind, "left_out", ())):
         return True
     try:
@@ -88,14 +91,24 @@ def takes_less(ours: Any, arguments: Sequence[str] | None) -> Iterator[str]:
         p = mine.get(name)
         if p is None:
             yield from () if takes_any else (f"does not take {name}",)
-        elif p.kind is not p.KEYWORD_ONLY and places[place : place + 1] != [name]:
-            yield f"takes {name} in place {places.index(name)}, not {place}"
-        elif default not in ("", "...") and p.default != ast.literal_eval(default):
-            yield f"has {name}={p.default!r}, not {default}"
+        else:
+            yield from _differs(p, places, place, default)
     for name, p in mine.items():
         stars = p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if name not in theirs and p.default is p.empty and not stars:
             yield f"needs {name}"
+
+
+def _differs(
+    p: inspect.Parameter, places: Sequence[str], place: int, default: str
+) -> Iterator[str]:
+    """How a parameter of ours differs from TensorFlow's of the same name."""
+    if p.kind is p.POSITIONAL_ONLY:
+        yield f"does not take {p.name} by keyword"
+    elif p.kind is not p.KEYWORD_ONLY and places[place : place + 1] != [p.name]:
+        yield f"takes {p.name} in place {places.index(p.name)}, not {place}"
+    elif default not in ("", "...") and p.default != ast.literal_eval(default):
+        yield f"has {p.name}={p.default!r}, not {default}"
 
 
 if __name__ == "__main__":

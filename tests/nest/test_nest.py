@@ -1,4 +1,5 @@
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
+from contextlib import nullcontext
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,10 +56,69 @@ def test_several_structures_are_mapped_together():
     assert result == {"x": [(1, 2), (None, 3)]}
 
 
-@pytest.mark.parametrize(("one", "other"), [([1, 2], [1]), ([1, 2], (1, 2)), ({"a": 1}, {"b": 1})])
-def test_structures_that_differ_are_refused(one, other):
-    with pytest.raises(ValueError, match="pytree structure error"):
-        nest.map_structure(lambda a, b: a, one, other)
+SLICES = rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([0]), jnp.array([3, 2]))
+SAME_NAME = namedtuple("Pair", "left right")
+OTHER_NAME = namedtuple("Other", "left right")
+
+
+# TensorFlow 2.21's errors, with check_types and without.
+@pytest.mark.parametrize(
+    ("one", "other", "typed", "untyped"),
+    [
+        ([1, 2], [1], ValueError, ValueError),
+        ([1], (1,), TypeError, None),
+        ({"a": 1}, {"b": 1}, ValueError, None),
+        ({"a": 1}, OrderedDict(a=1), None, None),
+        (Pair(1, 2), OTHER_NAME(1, 2), TypeError, None),
+        (Pair(1, 2), SAME_NAME(1, 2), None, None),
+        (Pair(1, 2), (1, 2), TypeError, None),
+        ([1, [2]], [1, 2], ValueError, ValueError),
+        (1, [1], ValueError, ValueError),
+        (None, 1, None, None),
+        ([], (), TypeError, None),
+        ([], 1, ValueError, ValueError),
+        ({"a": 1}, [1], TypeError, None),
+        (SLICES, 1, None, None),
+        (SLICES, [1], ValueError, ValueError),
+    ],
+)
+def test_structures_are_compared_as_in_tensorflow(one, other, typed, untyped):
+    for check_types, error in ((True, typed), (False, untyped)):
+        expected = pytest.raises(error, match="differ") if error else nullcontext()
+        with expected:
+            nest.assert_same_structure(one, other, check_types=check_types)
+        with pytest.raises(error, match="differ") if error else nullcontext():
+            nest.map_structure(lambda a, b: a, one, other, check_types=check_types)
+
+
+@settings(max_examples=50)
+@given(TREES)
+def test_a_structure_is_the_same_as_itself(tree):
+    nest.assert_same_structure(tree, nest.map_structure(lambda x: 0, tree))
+
+
+def test_slices_are_one_leaf_unless_they_are_expanded():
+    assert nest.flatten([SLICES, 1]) == [SLICES, 1]
+    parts = nest.flatten([SLICES, 1], expand_composites=True)
+    assert len(parts) == 3  # the shape is static here, no array
+    assert not nest.is_nested(SLICES)
+    assert nest.map_structure(type, SLICES) is rx.IndexedSlices
+    doubled = nest.map_structure(lambda x: x * 2, SLICES, expand_composites=True)
+    assert doubled.values.tolist() == [[2.0, 2.0]]
+    assert (SLICES.dtype, SLICES.shape) == (jnp.float32, (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: nest.map_structure(lambda x: x, [1], other=1), ValueError),
+        (lambda: nest.map_structure(3, [1]), TypeError),
+        (lambda: nest.map_structure(lambda: 1), ValueError),
+    ],
+)
+def test_map_structure_refuses_what_tensorflows_refuses(call, error):
+    with pytest.raises(error, match="map_structure"):
+        call()
 
 
 @pytest.mark.parametrize("flat", [[1], [1, 2, 3]])

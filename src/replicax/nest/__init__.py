@@ -5,8 +5,14 @@ Example:
     [1, 2]
 """
 
-from replicax._src.values.structures import flatten, is_nested, map_structure, pack_sequence_as
+from replicax._src.values.nest import (
+    assert_same_structure,
+    flatten,
+    is_nested,
+    map_structure,
+    pack_sequence_as,
+)
 
-__all__ = ["flatten", "is_nested", "map_structure", "pack_sequence_as"]
+__all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pack_sequence_as"]
 
 __dir__ = __all__.copy

@@ -79,8 +79,13 @@ def kept_dtype(dtype: Any) -> Any:
     return kept
 
 
+def widest(dtype: Any) -> Any:
+    """Return the dtype that JAX uses for a default of TensorFlow: no warning if it is narrower."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
 def constant(
-    value: Any, dtype: Any = None, shape: Any = None, name: str | None = None
+    value: Any, dtype: Any = None, shape: Any = None, name: str | None = "Const"
 ) -> jax.Array:
     """Return an array of ``value``, broadcast to ``shape`` if one is given.
 

@@ -59,10 +59,22 @@ class OpError(ReplicaxError):
     node_def: Any = None
     op: Any = None
 
-    def __init__(self, *args: Any) -> None:
-        if len(args) > 2 and args[0] is None and isinstance(args[2], str):
+    def __init__(
+        self,
+        *args: Any,
+        node_def: Any = None,
+        op: Any = None,
+        message: str | None = None,
+        error_code: int | None = None,
+    ) -> None:
+        if message is not None:
+            args = (message,)
+        elif len(args) > 2 and args[0] is None and isinstance(args[2], str):
+            error_code = args[3] if type(self) is OpError and len(args) > 3 else error_code
             args = (args[2],)
         super().__init__(*args)
+        if error_code is not None:
+            self.error_code = error_code
 
     @property
     def message(self) -> str:

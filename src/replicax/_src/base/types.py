@@ -119,11 +119,25 @@ class TensorSpec(TypeSpec):
         """
         return self._name
 
-    def is_compatible_with(self, spec_or_value: Any, /) -> bool:
+    @classmethod
+    def from_spec(cls, spec: Any, name: str | None = None) -> Self:
+        """Return the spec with the shape and dtype of another.
+
+        Args:
+            spec: An object with a shape and a dtype.
+            name: A name for messages; by default that of ``spec``.
+
+        Example:
+            >>> rx.TensorSpec.from_spec(rx.TensorSpec([3], np.int32), name="x")
+            TensorSpec(shape=(3,), dtype=dtype('int32'), name='x')
+        """
+        return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
+
+    def is_compatible_with(self, spec_or_tensor: Any) -> bool:
         """Whether a value, or every value of another spec, matches this spec.
 
         Args:
-            spec_or_value: A `TensorSpec`, an array, or something that NumPy converts to one.
+            spec_or_tensor: A `TensorSpec`, an array, or something that NumPy converts to one.
 
         Returns:
             True if dtypes are equal and no known dimension differs.
@@ -132,13 +146,13 @@ class TensorSpec(TypeSpec):
             >>> rx.TensorSpec([None]).is_compatible_with(rx.TensorSpec([5]))
             True
         """
-        if isinstance(spec_or_value, TypeSpec) and not isinstance(spec_or_value, TensorSpec):
+        if isinstance(spec_or_tensor, TypeSpec) and not isinstance(spec_or_tensor, TensorSpec):
             return False
-        if isinstance(spec_or_value, TensorSpec):
-            other = spec_or_value
+        if isinstance(spec_or_tensor, TensorSpec):
+            other = spec_or_tensor
         else:
             try:
-                other = TensorSpec.from_tensor(spec_or_value)
+                other = TensorSpec.from_tensor(spec_or_tensor)
             except (TypeError, ValueError):
                 return False
         return self._dtype == other.dtype and _shapes_agree(self._shape, other.shape)

@@ -42,7 +42,7 @@ class DatasetSpec(TypeSpec):
         """
         return self._element_spec
 
-    def is_compatible_with(self, spec_or_value: Any, /) -> bool:
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
         """Whether a nested dataset or its spec matches this spec.
 
         Args:

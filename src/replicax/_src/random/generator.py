@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.ops import kept_dtype
+from replicax._src.base.ops import kept_dtype, widest
 from replicax._src.base.types import VariableAggregation
 from replicax._src.context.current import entered, get_replica_context
 from replicax._src.random.stateless import (
@@ -222,16 +222,23 @@ class Generator:
         """
         return uniform_of(self._key(), shape, (minval, maxval), dtype)
 
-    def uniform_full_int(
-        self, shape: Any, dtype: Any = jnp.uint32, name: str | None = None
-    ) -> jax.Array:
+    def uniform_full_int(self, shape: Any, dtype: Any = None, name: str | None = None) -> jax.Array:
         """Draw integers from the full range of their type.
+
+        Args:
+            shape: The shape of the result.
+            dtype: An integer type; by default ``uint64`` as in TensorFlow if JAX's 64-bit types are
+                enabled, else ``uint32``.
+            name: Accepted for compatibility with TensorFlow.
+
+        Raises:
+            ValueError: If ``dtype`` is not an integer type.
 
         Example:
             >>> rx.random.Generator.from_seed(7).uniform_full_int([3]).dtype
             dtype('uint32')
         """
-        kind = jnp.dtype(dtype)
+        kind = jnp.dtype(widest(np.uint64) if dtype is None else dtype)
         if not jnp.issubdtype(kind, jnp.integer):
             raise ValueError(f"uniform_full_int draws integers, not {kind.name}.")
         return uniform_of(self._key(), shape, (None, None), kind)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.ops import kept_dtype
+from replicax._src.base.ops import kept_dtype, widest
 from replicax._src.base.tf_errors import InvalidArgumentError
 
 _WORD = 2**32
@@ -123,7 +123,7 @@ def categorical_of(key: jax.Array, logits: Any, num_samples: int, dtype: Any) ->
             " `logits[None]` for one row."
         )
     drawn = jax.random.categorical(key, rows, axis=-1, shape=(int(num_samples), len(rows)))
-    return drawn.T.astype(jnp.int32 if dtype is None else kept_dtype(dtype))
+    return drawn.T.astype(widest(np.int64) if dtype is None else kept_dtype(dtype))
 
 
 def gamma_of(

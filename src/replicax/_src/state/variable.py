@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from replicax._src.base.errors import VariableError
+from replicax._src.base.lazy import LeavesOut
 from replicax._src.base.ops import Assignable, stands_for
 from replicax._src.base.rendering import format_components
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
@@ -50,7 +51,25 @@ from replicax._src.values.sharded import SPEC, is_sharded_over_replicas
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Variable(SparseUpdates, metaclass=CreatedOnce):
+_OF_GRAPHS = {
+    "SaveSliceInfo": "Checkpoints cut variables by their sharding.",
+    "count_up_to": "Compare the value in Python, or write `rx.cond(v < limit, ...)`.",
+    "eval": "There are no sessions: write `v.numpy()`.",
+    "experimental_ref": "Write `v.ref()`.",
+    "from_proto": "There are no graphs: save variables with `rx.train.Checkpoint`.",
+    "get_shape": "Write `v.shape`, which is a tuple.",
+    "graph": "There are no graphs: remove it.",
+    "initial_value": "The variable has its value at once: write `v.numpy()`.",
+    "initialized_value": "The variable has its value at once: write `v.read_value()`.",
+    "initializer": "The variable has its value at once: remove it.",
+    "load": "There are no sessions: write `v.assign(value)`.",
+    "op": "There are no graphs: write `v.name`.",
+    "set_shape": "The shape is known: remove this line.",
+    "to_proto": "There are no graphs: save variables with `rx.train.Checkpoint`.",
+}
+
+
+class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
     """Mutable state that outlives the functions that read and write it.
 
     Created in the scope of a strategy it has one copy on each replica's device, kept equal
@@ -60,12 +79,18 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         initial_value: An array, a number, or a function without arguments that makes one.
         trainable: Whether an optimizer should change it; by default True, except with
             synchronization ON_READ.
+        validate_shape: Accepted for compatibility with TensorFlow, as ``caching_device``,
+            ``import_scope`` and ``experimental_enable_variable_lifting``. Shapes are checked.
+        caching_device: See ``validate_shape``.
         name: For messages and printing.
+        variable_def: None; a variable of a graph cannot be imported.
         dtype: The dtype to convert the initial value to.
+        import_scope: See ``validate_shape``.
         constraint: A function that optimizers apply to the value after an update.
         synchronization: When the copies are made equal.
         aggregation: How the values of several replicas are combined.
         shape: The shape, if it is to be checked against the initial value.
+        experimental_enable_variable_lifting: See ``validate_shape``.
 
     Raises:
         ValueError: If the declaration contradicts itself.
@@ -83,6 +108,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         array(3., dtype=float32)
     """
 
+    left_out = _OF_GRAPHS
     # Whether this object was returned by an assignment in a replica: a run then returns each
     # replica's value of it.
     is_written = False
@@ -92,12 +118,17 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         self,
         initial_value: Any = None,
         trainable: bool | None = None,
+        validate_shape: Any = True,
+        caching_device: Any = None,
         name: str | None = None,
+        variable_def: Any = None,
         dtype: Any = None,
+        import_scope: Any = None,
         constraint: Callable[[Any], Any] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
         shape: Any = None,
+        experimental_enable_variable_lifting: Any = True,
     ) -> None:
         _register_with_jax()
         strategy = get_strategy()
@@ -237,7 +268,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
     # Writing.
 
     def assign(
-        self, value: Assignable, use_locking: Any = None, name: Any = None, read_value: Any = True
+        self, value: Assignable, use_locking: Any = False, name: Any = None, read_value: Any = True
     ) -> Variable:
         """Replace the value.
 
@@ -253,7 +284,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return self._after_write()
 
     def assign_add(
-        self, delta: Assignable, use_locking: Any = None, name: Any = None, read_value: Any = True
+        self, delta: Assignable, use_locking: Any = False, name: Any = None, read_value: Any = True
     ) -> Variable:
         """Add to the value.
 
@@ -264,7 +295,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return self._add(delta, operator.add, "assign_add")
 
     def assign_sub(
-        self, delta: Assignable, use_locking: Any = None, name: Any = None, read_value: Any = True
+        self, delta: Assignable, use_locking: Any = False, name: Any = None, read_value: Any = True
     ) -> Variable:
         """Subtract from the value.
 
@@ -371,7 +402,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         def __getattr__(self, name: str) -> Any:
             # Methods of arrays (sum, reshape, T, at, ...) act on the value; private names never do.
             if name.startswith("_") or not hasattr(jax.Array, name):
-                raise AttributeError(f"'Variable' object has no attribute {name!r}")
+                return super().__getattr__(name)
             return getattr(self._policy.read(), name)
 
 

@@ -37,6 +37,22 @@ from replicax._src.topology.tpu_system import TPUClusterResolver
 from replicax._src.values.reduce import Axis
 
 
+class _Message:
+    """A message whose fields may be set, and are again such messages if they are not."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = _Message()
+        setattr(self, name, value)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Message) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass
 class _Experimental:
     collective_group_leader: str = ""
@@ -44,9 +60,10 @@ class _Experimental:
 
 @dataclass
 class ConfigProto:
-    """The fields of TensorFlow's session configuration that strategies use.
+    """The fields of TensorFlow's session configuration.
 
-    It exists for programs that pass it around; replicax has no sessions.
+    It exists for programs that fill it and pass it around; replicax has no sessions, and strategies
+    use only the last four fields.
 
     Example:
         >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0"])
@@ -54,6 +71,20 @@ class ConfigProto:
         True
     """
 
+    device_count: dict[str, int] = field(default_factory=dict)
+    intra_op_parallelism_threads: int = 0
+    inter_op_parallelism_threads: int = 0
+    use_per_session_threads: bool = False
+    session_inter_op_thread_pool: list[Any] = field(default_factory=list)
+    placement_period: int = 0
+    gpu_options: Any = field(default_factory=_Message)
+    pluggable_device_options: Any = field(default_factory=_Message)
+    log_device_placement: bool = False
+    graph_options: Any = field(default_factory=_Message)
+    operation_timeout_in_ms: int = 0
+    rpc_options: Any = field(default_factory=_Message)
+    cluster_def: Any = field(default_factory=_Message)
+    share_cluster_devices_in_session: bool = False
     allow_soft_placement: bool = False
     isolate_session_state: bool = False
     device_filters: list[str] = field(default_factory=list)

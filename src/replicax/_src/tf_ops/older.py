@@ -1,6 +1,7 @@
 """Functions of `tf.compat.v1` that version 2 does not have."""
 
 import logging as python_logging
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,43 @@ def log(level: Any, msg: Any, *args: Any, **kwargs: Any) -> None:
         >>> tf.compat.v1.logging.log(10, "step %d", 3)
     """
     logger.log(level, msg, *args, **kwargs)
+
+
+def log_if(level: Any, msg: Any, condition: Any, *args: Any) -> None:
+    """Write a message of a level if a condition is true.
+
+    Example:
+        >>> tf.compat.v1.logging.log_if(10, "step %d", True, 3)
+    """
+    if condition:
+        logger.log(level, msg, *args)
+
+
+def log_every_n(level: Any, msg: Any, n: Any, *args: Any) -> None:
+    """Write a message of a level on the first of every ``n`` calls with the same text.
+
+    Example:
+        >>> tf.compat.v1.logging.log_every_n(10, "step %d", 100, 3)
+    """
+    log_if(level, msg, _count_call(msg, "every") % n == 0, *args)
+
+
+def log_first_n(level: Any, msg: Any, n: Any, *args: Any) -> None:
+    """Write a message of a level on the first ``n`` calls with the same text.
+
+    Example:
+        >>> tf.compat.v1.logging.log_first_n(10, "step %d", 1, 3)
+    """
+    log_if(level, msg, _count_call(msg, "first") < n, *args)
+
+
+_calls: Counter[tuple[Any, str]] = Counter()
+
+
+def _count_call(msg: Any, kind: str) -> int:
+    """Return how many calls with this message came before this one."""
+    _calls[msg, kind] += 1
+    return _calls[msg, kind] - 1
 
 
 def get_logger() -> Any:

@@ -37,12 +37,12 @@ _current_device: ContextVar[jax.Device | None] = ContextVar("replicax_device", d
 
 
 @contextmanager
-def device(name: str | jax.Device | None) -> Iterator[jax.Device | None]:
+def device(device_name: str | jax.Device | None) -> Iterator[jax.Device | None]:
     """Create arrays on the given device until the block ends.
 
     Args:
-        name: A device, in any spelling that `MirroredStrategy` accepts, or ``None`` to return to
-            the default device inside an outer block.
+        device_name: A device, in any spelling that `MirroredStrategy` accepts, or ``None`` to
+            return to the default device inside an outer block.
 
     Yields:
         The chosen `jax.Device`, or ``None``.
@@ -56,7 +56,7 @@ def device(name: str | jax.Device | None) -> Iterator[jax.Device | None]:
         >>> rx.device_name(x)
         '/job:localhost/replica:0/task:0/device:CPU:1'
     """
-    chosen = None if name is None else resolve(name)
+    chosen = None if device_name is None else resolve(device_name)
     token = _current_device.set(chosen)
     try:
         with jax.default_device(chosen):

@@ -306,6 +306,18 @@ class IndexedSlices:
     indices: Any
     dense_shape: Any = None
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the dense array; ``None`` for the number of rows if it is unknown."""
+        if self.dense_shape is None:
+            return (None, *self.values.shape[1:])
+        return tuple(int(size) for size in np.asarray(self.dense_shape))
+
     def divided(self, op: ReduceOp, count: int) -> IndexedSlices:
         """Return the concatenated rows of `count` replicas, divided by `count` for a mean."""
         values = self.values / count if op is ReduceOp.MEAN else self.values

@@ -1,11 +1,10 @@
-"""Structures of distributed values: dataclasses, per-replica results, specs and `rx.nest`.
+"""Structures of distributed values: dataclasses, per-replica results and specs.
 
 - Dataclasses that contain arrays are treated as pytrees even if they are not registered with JAX.
 - `regroup` combines the results of all replicas into one structure, `select` extracts one
   replica's. A leaf on which all replicas agree as plain Python (the same object, or an equal
   number, string or None) stays that value; every other leaf becomes a `PerReplica`.
 - `PerReplicaSpec` describes the components of a per-replica value.
-- `rx.nest`: pytree functions for which None and distributed values are leaves.
 """
 
 import dataclasses
@@ -285,50 +284,3 @@ def component_specs(value: Distributed) -> tuple[Any, ...]:
 # How `rx.data.Optional` describes such values.
 _distributed: Any = Distributed
 _distributed.__rx_spec__ = lambda value: PerReplicaSpec(*component_specs(value))
-
-
-def _is_nest_leaf(x: Any) -> bool:
-    return x is None or is_distributed(x)
-
-
-def flatten(structure: Any) -> list[Any]:
-    """Return the leaves of a structure.
-
-    Example:
-        >>> rx.nest.flatten((1, [2, None]))
-        [1, 2, None]
-    """
-    return jax.tree.leaves(structure, is_leaf=_is_nest_leaf)
-
-
-def map_structure(func: Callable[..., Any], *structures: Any) -> Any:
-    """Apply ``func`` to the leaves of one or more structures; return the same structure.
-
-    Example:
-        >>> rx.nest.map_structure(lambda a, b: a + b, [1, 2], [10, 20])
-        [11, 22]
-    """
-    made: list[Any] = []  # a result may be a structure itself
-    jax.tree.map(lambda *xs: made.append(func(*xs)), *structures, is_leaf=_is_nest_leaf)
-    return unflatten_as(structures[0], made, _is_nest_leaf) if structures else func()
-
-
-def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
-    """Return a structure with the leaves replaced by those of ``flat_sequence``.
-
-    Example:
-        >>> rx.nest.pack_sequence_as({"a": 0, "b": 0}, [1, 2])
-        {'a': 1, 'b': 2}
-    """
-    return unflatten_as(structure, list(flat_sequence), _is_nest_leaf)
-
-
-def is_nested(structure: Any) -> bool:
-    """Whether a value is a structure rather than a leaf.
-
-    Example:
-        >>> rx.nest.is_nested([1]), rx.nest.is_nested(1)
-        (True, False)
-    """
-    leaves, treedef = jax.tree.flatten(structure, is_leaf=_is_nest_leaf)
-    return not leaves or not jax.tree_util.treedef_is_leaf(treedef)
