@@ -270,7 +270,7 @@ def reverse_sequence(
     batch_axis: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Reverse the first entries of each sequence.
+    """Reverse the first ``seq_lengths`` entries of each sequence.
 
     Example:
         >>> tf.reverse_sequence(jnp.arange(4).reshape(1, 4), [3], seq_axis=1, batch_axis=0)
@@ -287,7 +287,7 @@ def reverse_sequence(
 
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """Shift entries along axes; those that leave one end enter at the other.
+    """Roll entries along axes, wrapping around at the ends.
 
     Example:
         >>> tf.roll(jnp.arange(4), 1, 0)
@@ -304,7 +304,7 @@ def pad(
     constant_values: Any = 0,
     name: str | None = None,
 ) -> Any:
-    """Add entries before and after each axis.
+    """Pad an array before and after each axis.
 
     Example:
         >>> tf.pad(jnp.ones(2), [[1, 0]])
@@ -319,7 +319,7 @@ def pad(
 
 
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
-    """Return an array of one value.
+    """Return an array filled with one value.
 
     Example:
         >>> tf.fill([2], 3.0)
@@ -350,7 +350,7 @@ def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: A
 
 
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
-    """Return zeros of the shape of another array.
+    """Return zeros with the shape and dtype of another array.
 
     Example:
         >>> tf.zeros_like(jnp.ones(2))
@@ -360,7 +360,7 @@ def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: A
 
 
 def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
-    """Return ones of the shape of another array.
+    """Return ones with the shape and dtype of another array.
 
     Example:
         >>> tf.ones_like(jnp.zeros(2))
@@ -398,7 +398,7 @@ def one_hot(
     dtype: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return vectors with one entry set.
+    """Return one-hot vectors for class indices.
 
     Example:
         >>> tf.one_hot(1, 3)
@@ -451,7 +451,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any
 
 
 def meshgrid(*args: Any, **kwargs: Any) -> Any:
-    """Return coordinates for each pair of entries.
+    """Return coordinate grids for the given 1-D axes.
 
     Example:
         >>> [g.shape for g in tf.meshgrid(jnp.ones(2), jnp.ones(3))]
@@ -538,7 +538,7 @@ def gather_nd(
     name: str | None = None,
     bad_indices_policy: Any = "",
 ) -> Any:
-    """Take entries or slices by rows of indices.
+    """Gather the entries or slices at index tuples, one per row of ``indices``.
 
     Example:
         >>> tf.gather_nd(jnp.arange(4).reshape(2, 2), [[1, 0]])
@@ -554,7 +554,7 @@ def gather_nd(
 def scatter_nd(
     indices: Any, updates: Any, shape: Any, bad_indices_policy: str = "", name: str | None = None
 ) -> Any:
-    """Add updates into an array of zeros.
+    """Scatter updates into an array of zeros; sum updates at the same index.
 
     Example:
         >>> tf.scatter_nd([[1]], [5.0], [3])
@@ -581,7 +581,7 @@ def _scatter(x: Any, indices: Any, updates: Any, ufunc: Any, method: Any) -> Any
 def tensor_scatter_nd_update(
     tensor: Any, indices: Any, updates: Any, name: str | None = None, bad_indices_policy: Any = ""
 ) -> Any:
-    """Return an array with entries replaced.
+    """Return a copy of an array with the entries at ``indices`` replaced.
 
     Example:
         >>> tf.tensor_scatter_nd_update(jnp.zeros(3), [[1]], [5.0])
@@ -593,7 +593,7 @@ def tensor_scatter_nd_update(
 def tensor_scatter_nd_add(
     tensor: Any, indices: Any, updates: Any, bad_indices_policy: str = "", name: str | None = None
 ) -> Any:
-    """Return an array with updates added.
+    """Return a copy of an array with updates added at ``indices``.
 
     Example:
         >>> tf.tensor_scatter_nd_add(jnp.ones(3), [[1]], [5.0])
@@ -605,7 +605,7 @@ def tensor_scatter_nd_add(
 def tensor_scatter_nd_sub(
     tensor: Any, indices: Any, updates: Any, bad_indices_policy: str = "", name: str | None = None
 ) -> Any:
-    """Return an array with updates subtracted.
+    """Return a copy of an array with updates subtracted at ``indices``.
 
     Example:
         >>> tf.tensor_scatter_nd_sub(jnp.ones(3), [[1]], [5.0])
@@ -617,7 +617,7 @@ def tensor_scatter_nd_sub(
 def tensor_scatter_nd_max(
     tensor: Any, indices: Any, updates: Any, bad_indices_policy: str = "", name: str | None = None
 ) -> Any:
-    """Return an array with the larger of entries and updates.
+    """Return a copy of an array with the maximum of entry and update at ``indices``.
 
     Example:
         >>> tf.tensor_scatter_nd_max(jnp.ones(3), [[1]], [5.0])
@@ -629,7 +629,7 @@ def tensor_scatter_nd_max(
 def tensor_scatter_nd_min(
     tensor: Any, indices: Any, updates: Any, bad_indices_policy: str = "", name: str | None = None
 ) -> Any:
-    """Return an array with the smaller of entries and updates.
+    """Return a copy of an array with the minimum of entry and update at ``indices``.
 
     Example:
         >>> tf.tensor_scatter_nd_min(jnp.ones(3), [[1]], [-5.0])
@@ -639,7 +639,7 @@ def tensor_scatter_nd_min(
 
 
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """Return a block of given size; -1 means all that is left.
+    """Return the block that starts at ``begin``; a size of -1 means up to the end.
 
     Example:
         >>> tf.slice(jnp.arange(5), [1], [2])
@@ -674,7 +674,7 @@ def strided_slice(
     var: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return every n-th entry between two places of each axis.
+    """Return the slice ``begin:end:strides`` of each axis.
 
     Example:
         >>> tf.strided_slice(jnp.arange(6), [0], [6], [2])
@@ -732,7 +732,7 @@ def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
 
 
 def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
-    """Return the array; raise if its shape is another.
+    """Return an array unchanged, or raise if its shape does not match.
 
     Example:
         >>> tf.ensure_shape(jnp.ones(2), [None]).shape
@@ -751,7 +751,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
 def sequence_mask(
     lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name: str | None = None
 ) -> Any:
-    """Return masks that are true for the first entries.
+    """Return masks in which the first ``lengths`` entries are true.
 
     Example:
         >>> tf.sequence_mask([1, 2], 3)
@@ -801,7 +801,7 @@ def searchsorted(
     out_type: Any = np.int32,
     name: str | None = None,
 ) -> Any:
-    """Return where values would be inserted into sorted rows.
+    """Return the insertion points of values in sorted rows.
 
     Example:
         >>> tf.searchsorted([1.0, 3.0], [2.0])
@@ -859,7 +859,7 @@ def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:
 def dynamic_partition(
     data: Any, partitions: Any, num_partitions: Any, name: str | None = None
 ) -> Any:
-    """Split entries into lists by number; not in compiled functions.
+    """Split rows into lists by partition index; unavailable in compiled functions.
 
     Example:
         >>> tf.dynamic_partition(jnp.arange(3), [0, 1, 0], 2)
@@ -870,7 +870,7 @@ def dynamic_partition(
 
 
 def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> Any:
-    """Put the rows of several arrays into one, by their indices.
+    """Merge the rows of several arrays into one array, at the given indices.
 
     Example:
         >>> tf.dynamic_stitch([[1], [0]], [[[5.0]], [[7.0]]])
@@ -899,7 +899,7 @@ def identity_n(input: Any, name: str | None = None) -> Any:
 
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:
-    """Return the array; gradients do not flow through it.
+    """Return an array unchanged and stop gradients through it.
 
     Example:
         >>> tf.stop_gradient(2.0)
@@ -910,7 +910,7 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
 
 
 def get_static_value(tensor: Any, partial: Any = False) -> Any:
-    """Return the value as a NumPy array; None if it is unknown, in a trace.
+    """Return the value as a NumPy array, or None if it is a tracer.
 
     Example:
         >>> tf.get_static_value(jnp.float32(2))
@@ -930,7 +930,7 @@ def is_tensor(x: Any) -> Any:
 
 
 def is_symbolic_tensor(tensor: Any) -> bool:
-    """Whether a value is unknown because a function is being compiled.
+    """Whether a value is a tracer of a function that is being compiled.
 
     Example:
         >>> tf.is_symbolic_tensor(jnp.ones(2))
@@ -940,7 +940,7 @@ def is_symbolic_tensor(tensor: Any) -> bool:
 
 
 def space_to_batch(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
-    """Move blocks of space into the batch axis.
+    """Rearrange spatial blocks into the batch axis.
 
     Example:
         >>> tf.space_to_batch(jnp.ones((1, 2, 2, 1)), [2, 2], [[0, 0], [0, 0]]).shape
@@ -961,7 +961,7 @@ def space_to_batch(input: Any, block_shape: Any, paddings: Any, name: str | None
 
 
 def batch_to_space(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
-    """Move blocks from the batch axis into space.
+    """Rearrange the batch axis into spatial blocks.
 
     Example:
         >>> tf.batch_to_space(jnp.ones((4, 1, 1, 1)), [2, 2], [[0, 0], [0, 0]]).shape

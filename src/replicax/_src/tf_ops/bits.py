@@ -6,7 +6,7 @@ from replicax._src.tf_ops.core import as_tensor, as_tensors, library
 
 
 def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the bits that both have.
+    """Return the bitwise AND of two arrays.
 
     Example:
         >>> tf.bitwise.bitwise_and(6, 3)
@@ -17,7 +17,7 @@ def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the bits that one has.
+    """Return the bitwise OR of two arrays.
 
     Example:
         >>> tf.bitwise.bitwise_or(6, 3)
@@ -28,7 +28,7 @@ def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the bits that exactly one has.
+    """Return the bitwise XOR of two arrays.
 
     Example:
         >>> tf.bitwise.bitwise_xor(6, 3)
@@ -39,7 +39,7 @@ def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def invert(x: Any, name: str | None = None) -> Any:
-    """Return the other bits.
+    """Invert all bits.
 
     Example:
         >>> tf.bitwise.invert(0)

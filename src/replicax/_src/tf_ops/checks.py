@@ -179,7 +179,7 @@ def assert_shapes(
     message: Any = None,
     name: str | None = None,
 ) -> None:
-    """Raise if shapes do not fit; equal letters mean equal sizes.
+    """Raise if shapes do not match their symbolic descriptions; equal letters mean equal sizes.
 
     Example:
         >>> tf.debugging.assert_shapes([(jnp.ones((2, 3)), ("N", 3))])
@@ -202,7 +202,7 @@ def _require(is_true: Any, message: Any) -> None:
 
 
 def assert_rank(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
-    """Raise if the number of dimensions is another.
+    """Raise if an array does not have the expected number of dimensions.
 
     Example:
         >>> tf.debugging.assert_rank(jnp.ones(2), 1)
@@ -212,7 +212,7 @@ def assert_rank(x: Any, rank: Any, message: Any = None, name: str | None = None)
 
 
 def assert_rank_at_least(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
-    """Raise if there are fewer dimensions.
+    """Raise if an array has fewer dimensions than expected.
 
     Example:
         >>> tf.debugging.assert_rank_at_least(jnp.ones(2), 1)
@@ -224,7 +224,7 @@ def assert_rank_at_least(x: Any, rank: Any, message: Any = None, name: str | Non
 
 
 def assert_rank_in(x: Any, ranks: Any, message: Any = None, name: str | None = None) -> None:
-    """Raise if the number of dimensions is none of these.
+    """Raise if the number of dimensions is not among the expected ones.
 
     Example:
         >>> tf.debugging.assert_rank_in(jnp.ones(2), [1, 2])
@@ -236,7 +236,7 @@ def assert_rank_in(x: Any, ranks: Any, message: Any = None, name: str | None = N
 
 
 def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> None:
-    """Raise if a value has dimensions.
+    """Raise if a value is not a scalar.
 
     Example:
         >>> tf.debugging.assert_scalar(1.0)
@@ -248,7 +248,7 @@ def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> 
 
 
 def assert_type(tensor: Any, tf_type: Any, message: Any = None, name: str | None = None) -> None:
-    """Raise if the dtype is another.
+    """Raise if an array does not have the expected dtype.
 
     Example:
         >>> tf.debugging.assert_type(jnp.ones(2), jnp.float32)
@@ -260,7 +260,7 @@ def assert_type(tensor: Any, tf_type: Any, message: Any = None, name: str | None
 
 
 def assert_integer(x: Any, message: Any = None, name: str | None = None) -> None:
-    """Raise if the dtype is not one of whole numbers.
+    """Raise if an array does not have an integer dtype.
 
     Example:
         >>> tf.debugging.assert_integer(1)
@@ -286,7 +286,7 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
 
 
 def assert_proper_iterable(values: Any) -> None:
-    """Raise if a value is no iterable, or is one array or text.
+    """Raise if a value is not an iterable, or is an array or a string.
 
     Example:
         >>> tf.debugging.assert_proper_iterable([1])
@@ -332,7 +332,7 @@ def assert_all_finite(x: Any, message: Any, name: str | None = None) -> Any:
 
 
 def enable_check_numerics(stack_height_limit: Any = 30, path_length_limit: Any = 50) -> None:
-    """Raise when an operation gives a value that is not a number.
+    """Raise an error when an operation produces NaN.
 
     Example:
         >>> tf.debugging.enable_check_numerics(); tf.debugging.disable_check_numerics()
@@ -368,7 +368,7 @@ def get_log_device_placement() -> bool:
 
 
 def disable_traceback_filtering() -> None:
-    """Show all lines of errors.
+    """Show complete tracebacks.
 
     Example:
         >>> tf.debugging.disable_traceback_filtering()
@@ -377,7 +377,7 @@ def disable_traceback_filtering() -> None:
 
 
 def enable_traceback_filtering() -> None:
-    """Hide the lines of JAX in errors.
+    """Hide JAX's own frames in tracebacks.
 
     Example:
         >>> tf.debugging.enable_traceback_filtering()

@@ -35,7 +35,7 @@ def case(
     strict: Any = False,
     name: str | None = "case",
 ) -> Any:
-    """Call the function of the first condition that is true.
+    """Call the function that belongs to the first true condition.
 
     Example:
         >>> tf.case([(False, lambda: 1.0)], default=lambda: 2.0)
@@ -53,7 +53,7 @@ def case(
 def switch_case(
     branch_index: Any, branch_fns: Any, default: Any = None, name: str | None = "switch_case"
 ) -> Any:
-    """Call the function with a number.
+    """Call the branch function that ``branch_index`` selects.
 
     Example:
         >>> tf.switch_case(1, [lambda: 1.0, lambda: 2.0])
@@ -271,7 +271,7 @@ def inside_function() -> Any:
 
 
 def init_scope() -> Any:
-    """Return a context that changes nothing: variables are made at once.
+    """Return a null context: variables are always created immediately.
 
     Example:
         >>> with tf.init_scope():
@@ -281,7 +281,7 @@ def init_scope() -> Any:
 
 
 def control_dependencies(control_inputs: Any) -> Any:
-    """Return a context that changes nothing: code runs in its order.
+    """Return a null context: statements run in program order.
 
     Example:
         >>> with tf.control_dependencies([1.0]):
@@ -291,7 +291,7 @@ def control_dependencies(control_inputs: Any) -> Any:
 
 
 class name_scope(contextlib.ContextDecorator):  # noqa: N801 - TensorFlow's name
-    """A name for operations, which profiles show.
+    """A name scope for operations, as shown in profiles.
 
     Example:
         >>> with tf.name_scope("loss") as name:
@@ -317,7 +317,7 @@ class name_scope(contextlib.ContextDecorator):  # noqa: N801 - TensorFlow's name
 
 
 def group(*inputs: Any, **kwargs: Any) -> None:
-    """Return None: code runs in its order.
+    """Do nothing and return None: statements run in program order.
 
     Example:
         >>> tf.group(1.0)
@@ -340,7 +340,7 @@ def print(
     end: Any = "\n",
     name: str | None = None,
 ) -> None:
-    """Write values, in compiled functions too; by default to stdout.
+    """Print values, also from compiled functions; by default to stdout.
 
     Example:
         >>> tf.print("loss", 1.5)
@@ -363,7 +363,7 @@ def _shown(value: Any) -> Any:
 def py_function(
     func: Any = None, inp: Any = None, Tout: Any = None, name: str | None = None
 ) -> Any:
-    """Call a Python function; in functions of elements, which get NumPy values.
+    """Call a Python function on the host; unavailable in compiled functions.
 
     Example:
         >>> tf.py_function(lambda x: x + 1, [1], jnp.int32)
@@ -384,7 +384,7 @@ def numpy_function(
     stateful: Any = True,
     name: str | None = None,
 ) -> Any:
-    """Call a function of NumPy values; in functions of elements.
+    """Call a function of NumPy values on the host; unavailable in compiled functions.
 
     Example:
         >>> tf.numpy_function(lambda x: x + 1, [1], jnp.int32)
@@ -394,7 +394,7 @@ def numpy_function(
 
 
 def custom_gradient(f: Any = None) -> Any:
-    """Let a function that returns its value and its gradient function define its gradient.
+    """Define the gradient of a function that returns its value and a gradient function.
 
     Example:
         >>> twice = tf.custom_gradient(lambda x: (x * 2, lambda dy: dy * 10))
@@ -431,7 +431,7 @@ def custom_gradient(f: Any = None) -> Any:
 
 
 def recompute_grad(f: Any) -> Any:
-    """Compute a function again for its gradient, to save memory.
+    """Recompute a function in the backward pass to save memory.
 
     Example:
         >>> float(tf.recompute_grad(lambda x: x * 2)(1.0))
@@ -441,7 +441,7 @@ def recompute_grad(f: Any) -> Any:
 
 
 def grad_pass_through(f: Any) -> Any:
-    """Let gradients pass a function as if it did nothing.
+    """Apply a function whose gradient is the identity (straight-through).
 
     Example:
         >>> jax.grad(lambda x: tf.grad_pass_through(jnp.round)(x))(1.2)

@@ -138,7 +138,7 @@ def resize_with_pad(
 def crop_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> Any:
-    """Cut a box out of images.
+    """Crop a box from images.
 
     Example:
         >>> tf.image.crop_to_bounding_box(jnp.ones((4, 4, 1)), 1, 1, 2, 3).shape
@@ -176,7 +176,7 @@ def pad_to_bounding_box(
 
 
 def central_crop(image: Any, central_fraction: Any) -> Any:
-    """Cut out the central part of images.
+    """Crop the central part of images.
 
     Example:
         >>> tf.image.central_crop(jnp.ones((4, 4, 1)), 0.5).shape
@@ -220,7 +220,7 @@ def transpose(image: Any, name: str | None = None) -> Any:
 
 
 def rot90(image: Any, k: Any = 1, name: str | None = None) -> Any:
-    """Turn images by 90 degrees, k times.
+    """Rotate images counter-clockwise by 90 degrees, k times.
 
     Example:
         >>> tf.image.rot90(jnp.ones((2, 4, 1))).shape
@@ -609,7 +609,7 @@ def _crop(value: Any, size: Any, draw: Any) -> Any:
 
 
 def random_crop(value: Any, size: Any, seed: Any = None, name: str | None = None) -> Any:
-    """Cut a block of a given size out at random.
+    """Crop a random block of a given size.
 
     Example:
         >>> tf.image.random_crop(jnp.ones((4, 4, 1)), [2, 2, 1]).shape
@@ -619,7 +619,7 @@ def random_crop(value: Any, size: Any, seed: Any = None, name: str | None = None
 
 
 def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = None) -> Any:
-    """Cut a block of a given size out at random, by a seed.
+    """Crop a random block of a given size, by a seed.
 
     Example:
         >>> tf.image.stateless_random_crop(jnp.ones((4, 4, 1)), [2, 2, 1], (1, 2)).shape
@@ -798,7 +798,7 @@ def crop_and_resize(
     extrapolation_value: Any = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Cut boxes out of images and resize each.
+    """Crop boxes from images and resize each.
 
     Example:
         >>> tf.image.crop_and_resize(jnp.ones((1, 4, 4, 1)), [[0.0, 0.0, 1.0, 1.0]], [0], [2, 2]).shape

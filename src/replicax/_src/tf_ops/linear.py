@@ -188,7 +188,7 @@ def diag_part(
 def set_diag(
     input: Any, diagonal: Any, name: str | None = "set_diag", k: Any = 0, align: Any = "RIGHT_LEFT"
 ) -> Any:
-    """Return matrices with another diagonal.
+    """Return matrices with their diagonal replaced.
 
     Example:
         >>> tf.linalg.set_diag(jnp.zeros((2, 2)), jnp.array([1.0, 2.0]))
@@ -228,7 +228,7 @@ def tensor_diag_part(input: Any, name: str | None = None) -> Any:
 
 
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Keep a band around the diagonal; negative means all.
+    """Keep a band around the diagonal; a negative bound keeps a whole triangle.
 
     Example:
         >>> tf.linalg.band_part(jnp.ones((2, 2)), -1, 0)
@@ -457,7 +457,7 @@ def sqrtm(input: Any, name: str | None = None) -> Any:
 def matrix_rank(
     a: Any, tol: Any = None, validate_args: Any = False, name: str | None = None
 ) -> Any:
-    """Return the number of independent rows.
+    """Return the rank of matrices.
 
     Example:
         >>> tf.linalg.matrix_rank(jnp.eye(2))

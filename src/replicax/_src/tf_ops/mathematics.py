@@ -107,7 +107,7 @@ def atanh(x: Any, name: str | None = None) -> Any:
 
 
 def ceil(x: Any, name: str | None = None) -> Any:
-    """Return the next whole number above.
+    """Round up to an integer.
 
     Example:
         >>> tf.math.ceil(1.2)
@@ -207,7 +207,7 @@ def expm1(x: Any, name: str | None = None) -> Any:
 
 
 def floor(x: Any, name: str | None = None) -> Any:
-    """Return the next whole number below.
+    """Round down to an integer.
 
     Example:
         >>> tf.math.floor(1.7)
@@ -337,7 +337,7 @@ def reciprocal(x: Any, name: str | None = None) -> Any:
 
 
 def rint(x: Any, name: str | None = None) -> Any:
-    """Return the nearest whole number, even if two are equally near.
+    """Round to the nearest integer; halves round to even.
 
     Example:
         >>> tf.math.rint(2.5)
@@ -347,7 +347,7 @@ def rint(x: Any, name: str | None = None) -> Any:
 
 
 def round(x: Any, name: str | None = None) -> Any:
-    """Return the nearest whole number, even if two are equally near.
+    """Round to the nearest integer; halves round to even.
 
     Example:
         >>> tf.math.round(2.5)
@@ -357,7 +357,7 @@ def round(x: Any, name: str | None = None) -> Any:
 
 
 def sign(x: Any, name: str | None = None) -> Any:
-    """Return -1, 0 or 1.
+    """Return the sign of each entry: -1, 0 or 1.
 
     Example:
         >>> tf.math.sign(-3.0)
@@ -467,7 +467,7 @@ def bessel_i1e(x: Any, name: str | None = None) -> Any:
 
 
 def atan2(y: Any, x: Any, name: str | None = None) -> Any:
-    """Return the angle of the point with these coordinates.
+    """Return the angle of the point (x, y).
 
     Example:
         >>> tf.math.atan2(0.0, 1.0)
@@ -547,7 +547,7 @@ def less_equal(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def logical_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return whether both are true.
+    """Return the elementwise logical AND.
 
     Example:
         >>> tf.math.logical_and(True, False)
@@ -557,7 +557,7 @@ def logical_and(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def logical_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return whether one is true.
+    """Return the elementwise logical OR.
 
     Example:
         >>> tf.math.logical_or(True, False)
@@ -567,7 +567,7 @@ def logical_or(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def logical_xor(x: Any, y: Any, name: str | None = "LogicalXor") -> Any:
-    """Return whether exactly one is true.
+    """Return the elementwise logical XOR.
 
     Example:
         >>> tf.math.logical_xor(True, False)
@@ -577,7 +577,7 @@ def logical_xor(x: Any, y: Any, name: str | None = "LogicalXor") -> Any:
 
 
 def maximum(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the larger entries.
+    """Return the elementwise maximum.
 
     Example:
         >>> tf.math.maximum(1.0, 2.0)
@@ -587,7 +587,7 @@ def maximum(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def minimum(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the smaller entries.
+    """Return the elementwise minimum.
 
     Example:
         >>> tf.math.minimum(1.0, 2.0)
@@ -617,7 +617,7 @@ def multiply(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def nextafter(x1: Any, x2: Any, name: str | None = None) -> Any:
-    """Return the next number in the direction of the second.
+    """Return the next representable number after x, towards y.
 
     Example:
         >>> tf.math.nextafter(0.0, 1.0)
@@ -722,7 +722,7 @@ def divide_no_nan(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the product; 0 where the second is 0.
+    """Return the product; 0 where y is 0, also for infinite or NaN x.
 
     Example:
         >>> tf.math.multiply_no_nan(jnp.inf, 0.0)
@@ -745,7 +745,7 @@ def reciprocal_no_nan(x: Any, name: str | None = None) -> Any:
 
 
 def truncatediv(x: Any, y: Any, name: str | None = None) -> Any:
-    """Return the quotient of whole numbers, rounded towards zero.
+    """Divide integers and round towards zero.
 
     Example:
         >>> tf.truncatediv(-7, 2)
@@ -830,7 +830,7 @@ def softsign(features: Any, name: str | None = None) -> Any:
 
 
 def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
-    """Return exponentials that add up to 1 along an axis.
+    """Return the softmax along an axis.
 
     Example:
         >>> tf.nn.softmax(jnp.zeros(2))
@@ -959,7 +959,7 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """Limit the entries to a range.
+    """Clip entries to a range.
 
     Example:
         >>> tf.clip_by_value(5.0, 0.0, 1.0)
@@ -971,7 +971,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Scale an array so that its norm is at most a limit.
+    """Scale an array so that its norm is at most ``clip_norm``.
 
     Example:
         >>> tf.clip_by_norm(jnp.array([3.0, 4.0]), 1.0)
@@ -990,7 +990,7 @@ _axes = axes
 
 
 def global_norm(t_list: Any, name: str | None = None) -> Any:
-    """Return the norm of several arrays together; None is left out.
+    """Return the global norm of several arrays, ignoring None.
 
     Example:
         >>> tf.linalg.global_norm([jnp.array([3.0]), jnp.array([4.0])])
@@ -1009,7 +1009,7 @@ def _dense(value: Any) -> Any:
 def clip_by_global_norm(
     t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None
 ) -> Any:
-    """Scale arrays so that their norm together is at most a limit; also return that norm.
+    """Scale arrays so that their global norm is at most ``clip_norm``; also return that norm.
 
     Example:
         >>> tf.clip_by_global_norm([jnp.array([3.0]), None, jnp.array([4.0])], 1.0)
@@ -1105,7 +1105,7 @@ def reduce_variance(
 def reduce_mean(
     input_tensor: Any, axis: Any = None, keepdims: Any = False, name: str | None = None
 ) -> Any:
-    """Return the mean over axes; of whole numbers it is rounded towards zero.
+    """Return the mean over axes; the mean of integers is rounded towards zero.
 
     Example:
         >>> tf.reduce_mean(jnp.array([1.0, 3.0]))
@@ -1191,7 +1191,7 @@ def count_nonzero(
 
 
 def zero_fraction(value: Any, name: str | None = None) -> Any:
-    """Return the share of entries that are zero.
+    """Return the fraction of entries that are zero.
 
     Example:
         >>> tf.math.zero_fraction(jnp.array([0.0, 5.0]))
@@ -1250,7 +1250,7 @@ def _cumulative(name: str, x: Any, axis: Any, exclusive: Any, reverse: Any) -> A
 def cumsum(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """Return sums of all entries up to each.
+    """Return the cumulative sum along an axis.
 
     Example:
         >>> tf.cumsum(jnp.array([1, 2, 3]), exclusive=True)
@@ -1262,7 +1262,7 @@ def cumsum(
 def cumprod(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """Return products of all entries up to each.
+    """Return the cumulative product along an axis.
 
     Example:
         >>> tf.math.cumprod(jnp.array([1, 2, 3]), reverse=True)
@@ -1323,7 +1323,7 @@ def bincount(
     axis: Any = None,
     binary_output: Any = False,
 ) -> Any:
-    """Count how often each whole number occurs; not in compiled functions without ``minlength``.
+    """Count occurrences of each integer; compiled functions must pass ``minlength``.
 
     Example:
         >>> tf.math.bincount(jnp.array([1, 1, 3]))
@@ -1375,7 +1375,7 @@ def confusion_matrix(
 
 
 def invert_permutation(x: Any, name: str | None = None) -> Any:
-    """Return the permutation that undoes another.
+    """Return the inverse of a permutation.
 
     Example:
         >>> tf.math.invert_permutation(jnp.array([2, 0, 1]))
@@ -1413,7 +1413,7 @@ def lbeta(x: Any, name: str | None = None) -> Any:
 def cumulative_logsumexp(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """Return log(sum(exp(x))) of all entries up to each.
+    """Return the cumulative log-sum-exp along an axis.
 
     Example:
         >>> tf.math.cumulative_logsumexp(jnp.zeros(2))
@@ -1585,7 +1585,7 @@ def approx_max_k(
     aggregate_to_topk: Any = True,
     name: str | None = None,
 ) -> Any:
-    """Return about the largest entries, and their indices.
+    """Return approximately the k largest entries, and their indices.
 
     Example:
         >>> tf.math.approx_max_k(jnp.array([1.0, 5.0]), 1)[0]
@@ -1615,7 +1615,7 @@ def complex(real: Any, imag: Any, name: str | None = None) -> Any:
 def histogram_fixed_width_bins(
     values: Any, value_range: Any, nbins: Any = 100, dtype: Any = np.int32, name: str | None = None
 ) -> Any:
-    """Return the bin of each value, of bins of equal width.
+    """Return the bin index of each value, for bins of equal width.
 
     Example:
         >>> tf.histogram_fixed_width_bins([0.1, 0.9], [0.0, 1.0], 2)

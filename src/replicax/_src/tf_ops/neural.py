@@ -35,7 +35,7 @@ def relu6(features: Any, name: str | None = None) -> Any:
 
 
 def elu(features: Any, name: str | None = None) -> Any:
-    """Return x, or exp(x) - 1 below zero.
+    """Return x, or exp(x) - 1 for negative x.
 
     Example:
         >>> tf.nn.elu(1.0)
@@ -55,7 +55,7 @@ def selu(features: Any, name: str | None = None) -> Any:
 
 
 def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
-    """Return x, or alpha * x below zero.
+    """Return x, or alpha * x for negative x.
 
     Example:
         >>> tf.nn.leaky_relu(-1.0)
@@ -89,7 +89,7 @@ swish = silu
 
 
 def crelu(features: Any, axis: Any = -1, name: str | None = None) -> Any:
-    """Return the positive parts of x and of -x, joined.
+    """Concatenate the positive parts of x and of -x.
 
     Example:
         >>> tf.nn.crelu(jnp.array([1.0, -2.0]))
@@ -186,7 +186,7 @@ def batch_normalization(
 def dropout(
     x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
-    """Set entries to zero at random, and scale the others.
+    """Zero entries at random and scale the others to keep the mean.
 
     Example:
         >>> tf.nn.dropout(jnp.ones(2), 0.0)
@@ -203,7 +203,7 @@ def stateless_dropout(
     noise_shape: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Set entries to zero at random by a seed, and scale the others.
+    """Zero entries at random, by a seed, and scale the others to keep the mean.
 
     Example:
         >>> tf.nn.stateless_dropout(jnp.ones(2), 0.0, [1, 2])
@@ -235,7 +235,7 @@ def _dropout(x: Any, rate: Any, noise_shape: Any, draw: Any) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
-    """Return the rows of a table with these numbers.
+    """Return the rows of an embedding table at the given ids.
 
     Example:
         >>> tf.nn.embedding_lookup(jnp.eye(2), [1])
@@ -297,7 +297,7 @@ def softmax_cross_entropy_with_logits(
 def sparse_softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, name: str | None = None
 ) -> Any:
-    """Return the cross entropy of class numbers with the softmax of logits.
+    """Return the cross entropy of class indices with the softmax of logits.
 
     Example:
         >>> tf.nn.sparse_softmax_cross_entropy_with_logits([1], [[0.0, 0.0]])
@@ -444,7 +444,7 @@ def depthwise_conv2d(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Convolve each channel with filters of its own.
+    """Convolve each channel with its own filters.
 
     Example:
         >>> tf.nn.depthwise_conv2d(jnp.ones((1, 2, 2, 1)), jnp.ones((2, 2, 1, 1)), [1, 1, 1, 1], "VALID").item()
@@ -479,7 +479,7 @@ def separable_conv2d(
 def atrous_conv2d(
     value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None
 ) -> Any:
-    """Convolve with holes of a given size in the filters.
+    """Convolve with dilated filters.
 
     Example:
         >>> tf.nn.atrous_conv2d(jnp.ones((1, 3, 3, 1)), jnp.ones((2, 2, 1, 1)), 2, "VALID").item()
@@ -573,7 +573,7 @@ def max_pool(
     data_format: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return the largest entries of windows.
+    """Return the maximum of each window.
 
     Example:
         >>> tf.nn.max_pool(jnp.arange(4.0).reshape(1, 4, 1), 2, 2, "VALID")[0, :, 0]
@@ -600,7 +600,7 @@ def avg_pool(
     data_format: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return the means of windows.
+    """Return the mean of each window.
 
     Example:
         >>> tf.nn.avg_pool(jnp.arange(4.0).reshape(1, 4, 1), 2, 2, "VALID")[0, :, 0]
@@ -634,7 +634,7 @@ def max_pool1d(
     data_format: str = "NWC",
     name: str | None = None,
 ) -> Any:
-    """Return the largest entries of windows over 1 axes.
+    """Return the maximum of each window of a 1-D input.
 
     Example:
         >>> tf.nn.max_pool1d(jnp.ones((1, 4, 1)), 2, 2, "VALID").size
@@ -651,7 +651,7 @@ def max_pool2d(
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> Any:
-    """Return the largest entries of windows over 2 axes.
+    """Return the maximum of each window of a 2-D input.
 
     Example:
         >>> tf.nn.max_pool2d(jnp.ones((1, 2, 2, 1)), 2, 2, "VALID").size
@@ -668,7 +668,7 @@ def max_pool3d(
     data_format: str = "NDHWC",
     name: str | None = None,
 ) -> Any:
-    """Return the largest entries of windows over 3 axes.
+    """Return the maximum of each window of a 3-D input.
 
     Example:
         >>> tf.nn.max_pool3d(jnp.ones((1, 2, 2, 2, 1)), 2, 2, "VALID").size
@@ -685,7 +685,7 @@ def avg_pool1d(
     data_format: str = "NWC",
     name: str | None = None,
 ) -> Any:
-    """Return the means of windows over 1 axes.
+    """Return the mean of each window of a 1-D input.
 
     Example:
         >>> tf.nn.avg_pool1d(jnp.ones((1, 4, 1)), 2, 2, "VALID").size
@@ -702,7 +702,7 @@ def avg_pool2d(
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> Any:
-    """Return the means of windows over 2 axes.
+    """Return the mean of each window of a 2-D input.
 
     Example:
         >>> tf.nn.avg_pool2d(jnp.ones((1, 2, 2, 1)), 2, 2, "VALID").size
@@ -719,7 +719,7 @@ def avg_pool3d(
     data_format: str = "NDHWC",
     name: str | None = None,
 ) -> Any:
-    """Return the means of windows over 3 axes.
+    """Return the mean of each window of a 3-D input.
 
     Example:
         >>> tf.nn.avg_pool3d(jnp.ones((1, 2, 2, 2, 1)), 2, 2, "VALID").size
@@ -731,7 +731,7 @@ def avg_pool3d(
 def depth_to_space(
     input: Any, block_size: Any, data_format: Any = "NHWC", name: str | None = None
 ) -> Any:
-    """Move channels into blocks of space.
+    """Rearrange channels into spatial blocks.
 
     Example:
         >>> tf.nn.depth_to_space(jnp.arange(4).reshape(1, 1, 1, 4), 2)[0, :, :, 0]
@@ -752,7 +752,7 @@ def depth_to_space(
 def space_to_depth(
     input: Any, block_size: Any, data_format: Any = "NHWC", name: str | None = None
 ) -> Any:
-    """Move blocks of space into channels.
+    """Rearrange spatial blocks into channels.
 
     Example:
         >>> tf.nn.space_to_depth(jnp.arange(4).reshape(1, 2, 2, 1), 2)[0, 0, 0]
@@ -777,7 +777,7 @@ def local_response_normalization(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """Divide by a power of the sum of squares of near channels.
+    """Normalize each entry by the sum of squares of neighbouring channels.
 
     Example:
         >>> tf.nn.local_response_normalization(jnp.ones((1, 1, 1, 1))).item()

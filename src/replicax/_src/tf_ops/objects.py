@@ -83,7 +83,7 @@ class TensorShape(tuple[Any, ...]):
             raise ValueError(f"Shapes {tuple(self)} and {tuple(other)} are incompatible")
 
     def merge_with(self, other: Any) -> Any:
-        """Return a shape with what is known of both."""
+        """Merge two partially known shapes."""
         self.assert_is_compatible_with(other)
         shape = TensorShape(other)
         if not (self.is_known and shape.is_known):
@@ -98,12 +98,12 @@ class TensorShape(tuple[Any, ...]):
         return self
 
     def assert_has_rank(self, rank: Any) -> None:
-        """Raise a ValueError if the rank is another."""
+        """Raise a ValueError if the rank does not match."""
         if self.rank not in (None, rank):
             raise ValueError(f"Shape {tuple(self)} must have rank {rank}")
 
     def concatenate(self, other: Any) -> Any:
-        """Return a shape with the sizes of both."""
+        """Concatenate two shapes."""
         shape = TensorShape(other)
         if not (self.is_known and shape.is_known):
             return TensorShape(None)
@@ -121,7 +121,7 @@ class TensorShape(tuple[Any, ...]):
 
 
 class Module:
-    """A class whose variables, and those of its attributes, are found by themselves.
+    """A base class that tracks the variables and modules in its attributes.
 
     Example:
         >>> class Dense(tf.Module):
@@ -319,7 +319,7 @@ class TensorArray:
         return self
 
     def close(self, name: str | None = None) -> None:
-        """Do nothing: memory is freed by itself."""
+        """Do nothing: memory is freed automatically."""
 
     def __len__(self) -> int:
         return self._size
@@ -340,7 +340,7 @@ jax.tree_util.register_pytree_node(TensorArray, _flatten, _unflatten)
 
 
 def dimension_value(dimension: Any) -> Any:
-    """Return a size, which is a number.
+    """Return a dimension as an integer.
 
     Example:
         >>> tf.compat.dimension_value(3)
@@ -350,7 +350,7 @@ def dimension_value(dimension: Any) -> Any:
 
 
 def dimension_at_index(shape: Any, index: Any) -> Any:
-    """Return a size of a shape.
+    """Return one dimension of a shape.
 
     Example:
         >>> tf.compat.dimension_at_index((2, 3), 1)

@@ -113,7 +113,7 @@ def frame(
     axis: Any = -1,
     name: str | None = None,
 ) -> Any:
-    """Cut a signal into frames that may overlap.
+    """Split a signal into frames, which may overlap.
 
     Example:
         >>> tf.signal.frame(jnp.arange(4), 2, 1)

@@ -10,7 +10,7 @@ from replicax._src.tf_ops.texts import to_bytes
 
 
 class TextFileIndex:
-    """Columns of a text file that have no number.
+    """Columns of a text file other than its fields: the line number and the whole line.
 
     Example:
         >>> tf.lookup.TextFileIndex.WHOLE_LINE

@@ -40,7 +40,7 @@ def as_string(
     fill: Any = "",
     name: str | None = None,
 ) -> Any:
-    """Return numbers as text.
+    """Format numbers as strings.
 
     Example:
         >>> tf.strings.as_string(5)
@@ -78,7 +78,7 @@ def length(input: Any, unit: Any = "BYTE", name: str | None = None) -> Any:
 
 
 def lower(input: Any, encoding: Any = "", name: str | None = None) -> Any:
-    """Return text in small letters.
+    """Convert strings to lower case.
 
     Example:
         >>> tf.strings.lower("ABC")
@@ -88,7 +88,7 @@ def lower(input: Any, encoding: Any = "", name: str | None = None) -> Any:
 
 
 def upper(input: Any, encoding: Any = "", name: str | None = None) -> Any:
-    """Return text in capital letters.
+    """Convert strings to upper case.
 
     Example:
         >>> tf.strings.upper("abc")
@@ -98,7 +98,7 @@ def upper(input: Any, encoding: Any = "", name: str | None = None) -> Any:
 
 
 def strip(input: Any, name: str | None = None) -> Any:
-    """Remove white space at both ends.
+    """Strip white space from both ends.
 
     Example:
         >>> tf.strings.strip(" a ")
@@ -108,7 +108,7 @@ def strip(input: Any, name: str | None = None) -> Any:
 
 
 def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
-    """Join texts.
+    """Join strings elementwise.
 
     Example:
         >>> tf.strings.join(["a", "b"], "-")
@@ -131,7 +131,7 @@ def reduce_join(
     separator: Any = "",
     name: str | None = None,
 ) -> Any:
-    """Join the texts along an axis.
+    """Join the strings along an axis.
 
     Example:
         >>> tf.strings.reduce_join(["a", "b"])
@@ -164,7 +164,7 @@ def split(input: Any, sep: Any = None, maxsplit: Any = -1, name: str | None = No
 
 
 def bytes_split(input: Any, name: str | None = None) -> Any:
-    """Split a text into its bytes.
+    """Split a string into bytes.
 
     Example:
         >>> tf.strings.bytes_split("ab").tolist()
@@ -181,7 +181,7 @@ def unicode_split(
     replacement_char: Any = 65533,
     name: str | None = None,
 ) -> Any:
-    """Split a text into its characters.
+    """Split a string into characters.
 
     Example:
         >>> tf.strings.unicode_split("ab", "UTF-8").tolist()
@@ -198,7 +198,7 @@ def unicode_decode(
     replace_control_characters: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Return the numbers of the characters of a text.
+    """Return the code points of a string.
 
     Example:
         >>> tf.strings.unicode_decode("ab", "UTF-8").tolist()
@@ -214,7 +214,7 @@ def unicode_encode(
     replacement_char: Any = 65533,
     name: str | None = None,
 ) -> Any:
-    """Return a text of the numbers of its characters.
+    """Build a string from code points.
 
     Example:
         >>> tf.strings.unicode_encode([97, 98], "UTF-8")
@@ -224,7 +224,7 @@ def unicode_encode(
 
 
 def substr(input: Any, pos: Any, len: Any, unit: Any = "BYTE", name: str | None = None) -> Any:
-    """Return a part of a text.
+    """Return a substring.
 
     Example:
         >>> tf.strings.substr("abcd", 1, 2)
@@ -241,7 +241,7 @@ def _pattern(text: Any) -> Any:
 
 
 def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
-    """Whether a pattern matches the whole text.
+    """Whether a regular expression matches the whole string.
 
     Example:
         >>> tf.strings.regex_full_match("ab", "a.")
@@ -254,7 +254,7 @@ def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
 def regex_replace(
     input: Any, pattern: Any, rewrite: Any, replace_global: Any = True, name: str | None = None
 ) -> Any:
-    """Replace what a pattern matches.
+    """Replace the matches of a regular expression.
 
     Example:
         >>> tf.strings.regex_replace("a-b", "-", "+")
@@ -266,7 +266,7 @@ def regex_replace(
 
 
 def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
-    """Return the numbers that texts show.
+    """Parse strings as numbers.
 
     Example:
         >>> float(tf.strings.to_number("1.5"))
@@ -307,7 +307,7 @@ def _hash(text: Any) -> int:
 def format(
     template: Any, inputs: Any, placeholder: Any = "{}", summarize: Any = 3, name: str | None = None
 ) -> Any:
-    """Put values into a text.
+    """Format values into a template string.
 
     Example:
         >>> tf.strings.format("loss: {}", 1.5)
@@ -332,7 +332,7 @@ def ngrams(
     preserve_short_sequences: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Join neighbouring texts.
+    """Return n-grams of neighbouring strings.
 
     Example:
         >>> tf.strings.ngrams(["a", "b", "c"], 2).tolist()
@@ -355,7 +355,7 @@ def ngrams(
 
 
 def as_bytes(bytes_or_text: Any, encoding: Any = "utf-8") -> Any:
-    """Return a text as bytes.
+    """Encode a string as bytes.
 
     Example:
         >>> rx.compat.as_bytes("a")
@@ -367,7 +367,7 @@ def as_bytes(bytes_or_text: Any, encoding: Any = "utf-8") -> Any:
 
 
 def as_text(bytes_or_text: Any, encoding: Any = "utf-8") -> Any:
-    """Return bytes as a text.
+    """Decode bytes as a string.
 
     Example:
         >>> rx.compat.as_text(b"a")
@@ -382,7 +382,7 @@ as_str = as_text
 
 
 def as_str_any(value: Any, encoding: Any = "utf-8") -> Any:
-    """Return any value as a text.
+    """Convert any value to a string.
 
     Example:
         >>> rx.compat.as_str_any(5)
@@ -392,7 +392,7 @@ def as_str_any(value: Any, encoding: Any = "utf-8") -> Any:
 
 
 def path_to_str(path: Any) -> Any:
-    """Return a path as a text.
+    """Convert a path to a string.
 
     Example:
         >>> rx.compat.path_to_str("a/b")
