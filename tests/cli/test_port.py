@@ -416,6 +416,33 @@ def program(tmp_path):
     return path
 
 
+@pytest.mark.parametrize(
+    ("start", "use"),
+    [
+        ("from data import parse", "parse"),
+        ("from .data import parse as p", "p"),
+        ("import data", "data.parse"),
+        ("from package import data as d", "d.parse"),
+    ],
+)
+def test_functions_of_elements_are_found_across_the_files_of_a_folder(tmp_path, start, use):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "data.py").write_text(
+        "import tensorflow as tf\ndef parse(x):\n    return tf.exp(x)\ndef other(x):\n"
+        "    return tf.exp(x)\n"
+    )
+    (source / "train.py").write_text(
+        f"import tensorflow as tf\n{start}\nd = tf.data.Dataset.range(3).map({use})\n"
+    )
+
+    assert main(["port", str(source), "-o", str(target)]) == 0
+
+    code = (target / "data.py").read_text()
+    assert "def parse(x):\n    return np.exp(x)" in code
+    assert "def other(x):\n    return jnp.exp(x)" in code
+
+
 def test_without_a_place_to_write_to_the_command_only_looks(program, capsys):
     assert main(["port", str(program)]) == 0
 

@@ -57,7 +57,10 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"replicax port: {problem}\n")
         return 2
     is_alone = options.program == files
-    results = {path: _port(path, is_alone=is_alone) for path in files}
+    elements = _element_functions(files)
+    results = {
+        path: _port(path, elements.get(path.stem, set()), is_alone=is_alone) for path in files
+    }
     ports = {path: ported for path, ported in results.items() if not isinstance(ported, str)}
     failures = {path: words for path, words in results.items() if isinstance(words, str)}
     if options.json:
@@ -82,13 +85,24 @@ def _files(path: Path) -> Iterator[Path]:
             yield inner
 
 
-def _port(path: Path, *, is_alone: bool) -> Any:
+def _element_functions(files: list[Path]) -> dict[str, set[str]]:
+    """Return, for each module, its functions that datasets of other files apply to elements."""
+    found: dict[str, set[str]] = {}
+    programs = [path for path in files if path.suffix == ".py"] if len(files) > 1 else []
+    for path in programs:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for module, name in _rewrite.foreign_element_functions(text):
+            found.setdefault(module, set()).add(name)
+    return found
+
+
+def _port(path: Path, element_functions: set[str], *, is_alone: bool) -> Any:
     """Return the port of a file, or why there is none if it is one of a folder."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".ipynb":
             return _notebooks.port_notebook(text, str(path))
-        return _rewrite.port(text, str(path))
+        return _rewrite.port(text, str(path), element_functions)
     except (_rewrite.PortError, UnicodeDecodeError) as error:
         if is_alone:
             raise
@@ -191,7 +205,8 @@ def _show_marks(console: Console, path: Path, ported: Any) -> None:
     table = Table("line", "name", "what to know", show_lines=False)
     for mark in ported.marks:
         style = "red" if mark.is_left else "yellow"
-        what = f"left: {mark.words}" if mark.is_left else f"look: {mark.words}"
+        what = f"{'left' if mark.is_left else 'look'}: {mark.words}"
+        what += f"\n{mark.code}" if mark.code else ""
         table.add_row(str(mark.line), Text(mark.name, style), Text(what))
     console.print(table)
 
@@ -230,7 +245,13 @@ def _as_json(ports: dict[Path, Any], failures: dict[Path, str]) -> dict[str, Any
             "program": str(path),
             **_counts(ported),
             "marks": [
-                {"line": m.line, "name": m.name, "left": m.is_left, "words": m.words}
+                {
+                    "line": m.line,
+                    "name": m.name,
+                    "left": m.is_left,
+                    "words": m.words,
+                    "code": m.code,
+                }
                 for m in ported.marks
             ],
         }

@@ -97,11 +97,16 @@ class Facts(cst.CSTVisitor):
         top_imports: The imports at the top level of the module.
         has_numpy_method: Whether a class defines a method ``numpy``.
         is_for_tensorflow: Whether the program imports TensorFlow.
+
+    Args:
+        element_functions: Functions of this program that a dataset of another file applies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, element_functions: Iterable[str] = ()) -> None:
         self.bound: dict[str, str] = {}
-        self.element_functions: set[str] = set()
+        self.element_functions: set[str] = set(element_functions)
+        self._origins: dict[str, tuple[str, ...]] = {}  # imported names -> module, name in it
+        self._element_attributes: set[tuple[str, str]] = set()
         self.lambdas: set[cst.CSTNode] = set()
         self.values: dict[str, list[cst.BaseExpression]] = {}
         self.read: set[str] = set()
@@ -118,6 +123,17 @@ class Facts(cst.CSTVisitor):
                     self.element_functions.add(argument.value.value)
                 elif isinstance(argument.value, cst.Lambda):
                     self.lambdas.add(argument.value)
+                elif m.matches(argument.value, m.Attribute(m.Name())):
+                    base, _, name = code_of(argument.value).partition(".")
+                    self._element_attributes.add((base, name))
+
+    def foreign_element_functions(self) -> set[tuple[str, str]]:
+        """Return the module and name of each function from another file that a dataset applies."""
+        origins = self._origins
+        named = [origins[name] for name in self.element_functions if name in origins]
+        # `from package import module` binds a module: its last name is the file.
+        dotted = [(origins[b][-1], name) for b, name in self._element_attributes if b in origins]
+        return {(pair[0], pair[1]) for pair in [*named, *dotted] if len(pair) == 2}
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
         """Collect names of functions."""
@@ -174,6 +190,7 @@ class Facts(cst.CSTVisitor):
             text = code_of(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
             name = alias.evaluated_alias or alias.evaluated_name
             self.is_for_tensorflow |= is_root(alias.evaluated_name)
+            self._origins.setdefault(name, (alias.evaluated_name.rpartition(".")[2],))
             self.bound.setdefault(name.split(".")[0], f"import {text}")
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
@@ -184,6 +201,8 @@ class Facts(cst.CSTVisitor):
             return
         for alias in node.names:
             name = alias.evaluated_alias or alias.evaluated_name
+            tail = home.rpartition(".")[2]
+            self._origins.setdefault(name, (tail, alias.evaluated_name))
             self.bound.setdefault(name, f"from {home} import {name}")
 
     def names(self) -> dict[str, str]:

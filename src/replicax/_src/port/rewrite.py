@@ -1,10 +1,11 @@
 """The source rewriter of ``replicax port``."""
 
 import builtins
+import difflib
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import libcst as cst
@@ -18,6 +19,7 @@ from libcst.metadata import (
 )
 
 from replicax._src.base.errors import ReplicaxError
+from replicax._src.port.autograph import Note, convert
 from replicax._src.port.parts import (
     IMPORTS,
     Facts,
@@ -85,12 +87,14 @@ class Mark:
         name: The name that the mark is about.
         words: A caveat, or advice on a replacement.
         is_left: Whether the name was left unchanged; else its translation may differ in meaning.
+        code: Lines to write in place of the statement, if they are known.
     """
 
     line: int
     name: str
     words: str
     is_left: bool
+    code: str = ""
 
     @property
     def comment(self) -> str:
@@ -131,12 +135,13 @@ class Ported:
     uses: list[Use] = field(default_factory=list)
 
 
-def port(code: str, name: str = "the program") -> Ported:
+def port(code: str, name: str = "the program", element_functions: Iterable[str] = ()) -> Ported:
     """Rewrite a program.
 
     Args:
         code: The program for TensorFlow.
         name: Its name, for messages.
+        element_functions: Functions of it that datasets of other files apply to elements.
 
     Raises:
         PortError: If it is not Python.
@@ -147,10 +152,17 @@ def port(code: str, name: str = "the program") -> Ported:
         raise PortError(f"{name} is not Python, line {error.raw_line}: {error.message}") from None
     except (SyntaxError, ValueError, RecursionError) as error:
         raise PortError(f"{name} is not Python: {error}") from None
-    wrapper.visit(facts := Facts())
+    wrapper.visit(facts := Facts(element_functions))
     if not facts.is_for_tensorflow:
         return Ported(code)
-    rewriter = _Rewriter(facts)
+    converted = convert(wrapper, facts)
+    lines, notes = _Lines(code, code), []
+    if converted is not None:
+        lines = _Lines(code, converted.code)
+        notes = [_ported_note(note, facts) for note in converted.notes]
+        wrapper = MetadataWrapper(cst.parse_module(converted.code))
+        wrapper.visit(facts := Facts(element_functions))
+    rewriter = _Rewriter(facts, lines, notes)
     ported = wrapper.visit(rewriter)
     marks = sorted(rewriter.found, key=lambda mark: (mark.line, mark.name))
     uses = sorted(rewriter.uses, key=lambda use: (use.line, use.path))
@@ -158,14 +170,63 @@ def port(code: str, name: str = "the program") -> Ported:
     return Ported(new, rewriter.changes, marks, uses)
 
 
+def foreign_element_functions(code: str) -> set[tuple[str, str]]:
+    """Return the module and name of each function of other files that datasets of a program apply.
+
+    Example:
+        >>> foreign_element_functions("from data import parse; train = train.map(parse)")
+        {('data', 'parse')}
+    """
+    try:
+        cst.parse_module(code).visit(facts := Facts())
+    except (cst.ParserSyntaxError, SyntaxError, ValueError, RecursionError):
+        return set()
+    return facts.foreign_element_functions()
+
+
+class _Lines:
+    """A map from the lines of a program with converted control flow to those of the original."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old: dict[int, int] = {}
+        if old == new:
+            return
+        pairs = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+        for _, i1, i2, j1, j2 in pairs.get_opcodes():
+            for j in range(j1, j2):
+                self._old[j + 1] = min(i1 + j - j1, max(i1, i2 - 1)) + 1
+
+    def original(self, line: int) -> int:
+        """Return the line in the original program."""
+        return self._old.get(line, line)
+
+
+def _ported_note(note: Note, facts: Facts) -> Note:
+    """Return a note with its code ported."""
+    if not note.code:
+        return note
+    names = [f"import {text}" for kind, text in _modules(facts)]
+    code = port("\n".join([*names, "", note.code])).code
+    kept = [line for line in code.splitlines() if not line.startswith(("import ", "from "))]
+    return replace(note, code="\n".join(kept).strip())
+
+
+def _modules(facts: Facts) -> list[tuple[str, str]]:
+    """Return the modules that the program imports, with their texts."""
+    kinds = [(name, kind.partition(" ")) for name, kind in facts.bound.items()]
+    return [(name, text) for name, (kind, _, text) in kinds if kind == "import"]
+
+
 class _Rewriter(cst.CSTTransformer):
     """Replaces TensorFlow names and calls, and collects the marks."""
 
     METADATA_DEPENDENCIES = (ParentNodeProvider, PositionProvider, QualifiedNameProvider)
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, lines: _Lines, notes: Sequence[Note]) -> None:
         super().__init__()
         self._facts = facts
+        self._lines = lines
+        self._notes = {(note.line, note.name): note for note in notes}
         self._rules = Rules()
         self._methods = left_out_methods()
         self._in_elements = [False]
@@ -198,15 +259,17 @@ class _Rewriter(cst.CSTTransformer):
 
     def _line(self, node: cst.CSTNode) -> int:
         position: Any = self.get_metadata(PositionProvider, node)
-        return int(position.start.line)
+        return self._lines.original(int(position.start.line))
 
     def _parents(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         while (node := self.get_metadata(ParentNodeProvider, node, None)) is not None:  # type: ignore[assignment]
             yield node
 
-    def _mark(self, node: cst.CSTNode, name: str, words: str, *, is_left: bool) -> None:
+    def _mark(
+        self, node: cst.CSTNode, name: str, words: str, *, is_left: bool, code: str = ""
+    ) -> None:
         """Add a mark to the statement that contains ``node``."""
-        mark = Mark(self._line(node), name, words, is_left)
+        mark = Mark(self._line(node), name, words, is_left, code)
         kinds = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
         statement = next(n for n in (node, *self._parents(node)) if isinstance(n, kinds))
         marks = self._marks.setdefault(statement, [])
@@ -314,6 +377,18 @@ class _Rewriter(cst.CSTTransformer):
         return self._in_elements[-1] or any(p.startswith(_ON_THE_HOST) for p in paths)
 
     # Calls.
+
+    def visit_If(self, node: cst.If) -> None:  # noqa: N802
+        self._add_note(node, "if")
+
+    def visit_While(self, node: cst.While) -> None:  # noqa: N802
+        self._add_note(node, "while")
+
+    def _add_note(self, node: cst.CSTNode, kind: str) -> None:
+        """Add the mark of a statement whose control flow was not converted."""
+        note = self._notes.pop((self._line(node), kind), None)
+        if note is not None:
+            self._mark(node, kind, note.words, is_left=note.is_left, code=note.code)
 
     def visit_For(self, node: cst.For) -> None:  # noqa: N802
         if isinstance(node.iter, cst.Call) and self._path(node.iter.func) == "range":
@@ -505,7 +580,14 @@ class _Rewriter(cst.CSTTransformer):
             return result
         position: Any = self.get_metadata(PositionProvider, original_node)
         width = _WIDTH - position.start.column - 2
-        texts = [line for mark in marks for line in textwrap.wrap(mark.comment, width)]
+        texts = [
+            line
+            for mark in marks
+            for line in [
+                *textwrap.wrap(mark.comment, width),
+                *(f"    {line}" for line in mark.code.splitlines()),
+            ]
+        ]
         comments = [cst.EmptyLine(comment=cst.Comment(f"# {text}")) for text in texts]
         return result.with_changes(leading_lines=[*result.leading_lines, *comments])
 
