@@ -155,6 +155,29 @@ def test_load_checks_before_it_assigns(tmp_path):
     assert half.numpy().tolist() == [1, 1, 1]
 
 
+DTYPES = [*map(np.dtype, ["bool", "int8", "int32", "int64", "uint8", "float16", "float32"])]
+DTYPES += [np.dtype(d) for d in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("own", DTYPES, ids=str)
+def test_a_dtype_that_holds_another_converts_all_its_values(dtype, own):
+    if dtype.itemsize <= 2:
+        every = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}").view(dtype)
+    else:
+        every = np.array([0, 1, 2**24 + 1, 2**31 - 1, 2**30 + 1]).astype(dtype)
+    if dtype == np.bool_:
+        every = np.array([False, True])
+    with np.errstate(all="ignore"):
+        back = every.astype(own).astype(dtype)
+        is_exact = bool(((back == every) | ((back != back) & (every != every))).all())
+
+    if safetensors._holds(own, dtype):
+        assert is_exact
+    elif dtype.itemsize <= 2 and own.kind == dtype.kind == "f":
+        assert not is_exact
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -20,6 +20,7 @@ from itertools import product
 from typing import IO, Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -387,12 +388,28 @@ def _check(name: str, value: Any, x: Any, *, cast: bool) -> None:
             f" {tuple(x.shape)}. Nothing was loaded.{turned}"
         )
     own = np.dtype(x.dtype)
-    if dtype != own and not cast and jax.numpy.promote_types(dtype, own) != own:
+    if not cast and not _holds(own, dtype):
         raise VariableError(
             f"Tensor {name!r} has dtype {dtype.name}, and the variable that it is for has"
             f" {own.name}, which cannot hold it exactly. Nothing was loaded. Use `cast=True` to"
             f" convert it, or make the variable with dtype={dtype.name!r}."
         )
+
+
+def _holds(own: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds all values of another exactly."""
+    if not jnp.issubdtype(own, np.floating):
+        return np.can_cast(dtype, own, "safe")
+    # NumPy takes a cast of integers to floats of 8 bits for safe.
+    new = jnp.finfo(own)
+    if jnp.issubdtype(dtype, np.integer):
+        digits = jnp.iinfo(dtype).bits - (dtype.kind == "i")
+        return bool(digits <= new.nmant + 1)
+    if not jnp.issubdtype(dtype, np.floating):
+        return dtype == np.bool_
+    old = jnp.finfo(dtype)
+    is_wider = new.maxexp >= old.maxexp and new.minexp <= old.minexp
+    return bool(own == dtype or (new.nmant >= old.nmant and is_wider))
 
 
 def _assign(name: str, value: Any, x: Any, opened: Mapping[str, IO[bytes]]) -> None:
@@ -424,7 +441,7 @@ def _fitted(name: str, array: np.ndarray, x: Any) -> np.ndarray:
     if array.dtype == own:
         return array
     new = array.astype(own)
-    is_rounded = jax.numpy.issubdtype(own, np.inexact) and array.dtype.kind != "c"
+    is_rounded = jnp.issubdtype(own, np.inexact) and array.dtype.kind != "c"
     if not is_rounded and not (new == array).all():
         raise VariableError(
             f"Tensor {name!r} of dtype {array.dtype.name} has values that do not fit in the"
