@@ -1,25 +1,28 @@
 """A training whose workers die: elastic FOLDER STEPS [RANK@POINT@COUNT ...].
 
-A worker is killed at the given point of the library, or with ``step`` before it takes a step. With
-``STOP_AFTER`` in the environment, the run commits after that step and ends. A line for each step
-goes to the worker's ledger: the step, the number of replicas, this worker's examples, and the bits
-of the loss and the weights.
+A worker is killed at the given point of the library, with ``step`` before it takes a step, or gets
+SIGTERM with ``term`` then; a worker that joins again does not. With ``STOP_AFTER`` in the
+environment, the run commits after that step and ends; with ``WAIT_FOR``, steps are slow while there
+are fewer replicas than that. A line for each step goes to the worker's ledger: the step, the number
+of replicas, this worker's examples, and the bits of the loss and the weights.
 """
 
 import json
 import os
 import sys
+import time
 
 BATCH = 12
 
 
 def main(*arguments):  # noqa: C901 - one program, from top to bottom
     folder, steps, *plan = arguments
-    dies_before = 0
+    dies_before = {}
     for who, point, number in (item.split("@") for item in plan):
-        if who == os.environ["RANK"] and os.environ["REPLICAX_RESTART"] == "0":
-            if point == "step":
-                dies_before = int(number)
+        is_first = os.environ["REPLICAX_RESTART"] == "0" and "REPLICAX_JOIN" not in os.environ
+        if who == os.environ["RANK"] and is_first:
+            if point in ("step", "term"):
+                dies_before[int(number)] = 9 if point == "step" else 15
             else:
                 os.environ["REPLICAX_FAULT"] = f"{point}:kill@{number}"
 
@@ -78,14 +81,16 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
     state = {"w": weights, "s": speed, "n": count, "d": batches}
     with rx.train.Resumable(f"{folder}/commits", every=2, **state) as run:
         while int(count) < last:
-            if int(count) + 1 == dies_before:
-                os.kill(os.getpid(), 9)
+            if number := dies_before.pop(int(count) + 1, 0):
+                os.kill(os.getpid(), number)
             if os.environ.get("FORM") == "iterator":
                 note(None, train_next(batches))
             else:
                 batch = next(batches)
                 loss = train(batch)
                 note(np.concatenate(strategy.experimental_local_results(batch)).tolist(), loss)
+            if strategy.num_replicas_in_sync < int(os.environ.get("WAIT_FOR", "0")):
+                time.sleep(0.5)
             run.step()
         if "STOP_AFTER" in os.environ:
             run.commit()

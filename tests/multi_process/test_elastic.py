@@ -1,11 +1,13 @@
 """In an elastic run the survivors of lost workers go on in process, and the result is exact."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +22,12 @@ TRAINEE = str(Path(__file__).with_name("elastic.py"))
 slow = pytest.mark.slow
 
 
-def launch(folder, workers, *plan, options=("--elastic",), **variables):
+def launch(folder, workers, *plan, options=("--elastic",), steps=STEPS, **variables):
     folder.mkdir(exist_ok=True)
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RX_TEST_MARK": str(folder)}
     env |= {"PYTHONPATH": str(Path(replicax.__file__).parents[1]), **variables}
     command = [sys.executable, "-m", "replicax", "launch", "--workers", workers, *options]
-    command += [TRAINEE, str(folder), str(STEPS), *plan]
+    command += [TRAINEE, str(folder), str(steps), *plan]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -49,9 +51,9 @@ def bits(lines):
     return found
 
 
-def check_ledger(found):
+def check_ledger(found, steps=STEPS):
     """Check that all steps are there, and the survivors met every example exactly once."""
-    assert sorted(found) == list(range(1, STEPS + 1))
+    assert sorted(found) == list(range(1, steps + 1))
     met = [examples(lines) for step, lines in found.items() if len(lines) == lines[0][0]]
     assert all(len(ids) == BATCH for ids in met)
     assert len({i for ids in met for i in ids}) == sum(map(len, met))
@@ -73,6 +75,123 @@ def test_survivors_equal_a_run_with_the_same_workers(tmp_path):
     check_ledger(found)
     assert [bits(found[k]) for k in sorted(found)] == [bits(expected[k]) for k in sorted(expected)]
     assert left_behind(str(tmp_path)) == []
+
+
+def sizes(found):
+    """The number of replicas of each step."""
+    (each,) = zip(*({size for size, *_ in found[k]} for k in sorted(found)), strict=True)
+    return list(each)
+
+
+def expected_weights(found, steps):
+    """The weights after each step, by NumPy, from the examples in the ledger."""
+    rows = np.random.default_rng(0).normal(size=(BATCH * steps, 4)).astype("float32")
+    weights, speed = np.ones(4), np.zeros(4)
+    for k in sorted(found):
+        x = rows[examples(found[k])]
+        speed = 0.9 * speed + 2 * (x @ weights - 1) @ x / BATCH
+        weights = weights - 0.01 * speed
+        yield weights
+
+
+JOINS = ("--elastic", "--max-restarts", "1")
+
+
+@pytest.mark.multi_process
+def test_lost_worker_is_started_again_and_joins(tmp_path):
+    steps = 60  # slow ones, while there are two workers
+    done = launch(tmp_path, "2:3", "0@step@4", options=JOINS, steps=steps, WAIT_FOR="3")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "It is started again, to join them (1 of 1)" in said
+    assert "[worker 0] sizes [3] chief False" in said  # it ranks behind those that stayed
+    assert "[worker 1] sizes [2, 3] chief True" in said
+    assert "starting all workers again" not in said
+
+    found = ledger(tmp_path)
+    check_ledger(found, steps)
+    # The workers before and after each change; all take part in every step.
+    assert [k for k, _ in itertools.groupby(sizes(found))] == [3, 2, 3]
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    for k, weights in zip(sorted(found), expected_weights(found, steps), strict=True):
+        np.testing.assert_allclose(
+            np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32"), weights, rtol=1e-4
+        )
+    assert left_behind(str(tmp_path)) == []
+
+
+@pytest.mark.multi_process
+def test_preempted_worker_says_goodbye_and_the_others_go_on(tmp_path):
+    steps = 30
+    done = launch(tmp_path, "1:2", "0@term@4", options=JOINS, steps=steps, WAIT_FOR="3")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "This worker was preempted: it leaves the others, which go on." in said
+    assert "exited with code 143; the others go on." in said  # and is not started again
+    assert "[worker 1] sizes [1] chief True" in said
+    found = ledger(tmp_path)
+    check_ledger(found, steps)
+    assert [k for k, _ in itertools.groupby(sizes(found))] == [2, 1]
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    assert left_behind(str(tmp_path)) == []
+
+
+@pytest.mark.multi_process
+def test_too_few_workers_wait_and_end_with_a_commit(tmp_path):
+    options = ("--elastic", "--wait", "2")
+    done = launch(tmp_path, "2:2", "0@step@4", options=options)
+    said = done.stdout + done.stderr
+    assert done.returncode == 75, said
+    assert "As at least 2 are needed, they wait up to 2 s for others to join." in said
+    assert "Only 1 of at least 2 worker(s) are left, and no other has joined within 2 s." in said
+    last = max(ledger(tmp_path))
+    assert last < STEPS
+    # The run goes on from the step at which it ended.
+    done = launch(tmp_path, "2", options=())
+    assert done.returncode == 0, done.stderr
+    found = ledger(tmp_path)
+    check_ledger(found)
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+def test_too_few_workers_go_on_when_one_joins(tmp_path):
+    done = launch(tmp_path, "2:2", "0@step@4", options=JOINS)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "There are too few workers: waiting for others to join." in said
+    assert "starting all workers again" not in said
+    found = ledger(tmp_path)
+    check_ledger(found)
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    assert sizes(found).count(1) <= 2  # the step of the loss, and one that had begun
+    for k, weights in zip(sorted(found), expected_weights(found, STEPS), strict=True):
+        np.testing.assert_allclose(
+            np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32"), weights, rtol=1e-4
+        )
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("form", ["batch", "iterator"])
+def test_joined_run_equals_one_with_the_same_workers(tmp_path, form):
+    steps = 60
+    done = launch(
+        tmp_path / "elastic", "1:2", "0@step@4", options=JOINS, steps=steps, WAIT_FOR="2", FORM=form
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = ledger(tmp_path / "elastic")
+    changes = list(itertools.accumulate(len(list(g)) for _, g in itertools.groupby(sizes(found))))
+    assert len(changes) == 3
+    for workers, last in zip(("2", "1", "2"), map(str, changes), strict=True):
+        reference = launch(
+            tmp_path / "reference", workers, options=(), steps=steps, STOP_AFTER=last, FORM=form
+        )
+        assert reference.returncode == 0, reference.stderr
+    expected = ledger(tmp_path / "reference")
+    assert [bits(found[k]) for k in sorted(found)] == [bits(expected[k]) for k in sorted(expected)]
 
 
 @slow

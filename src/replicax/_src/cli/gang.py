@@ -19,13 +19,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from replicax._src.workers import leases as _leases
 from replicax._src.workers import sessions
 from replicax._src.workers.sessions import Guard
+from replicax._src.workers.settings import JOIN_VARIABLE, NOT_NEEDED, TOO_FEW
 
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
@@ -198,6 +199,9 @@ def _warn(text: str) -> None:
 _MAX_LINES = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
+_PREEMPTED = 128 + signal.SIGTERM  # the exit code of a worker that saved, or said goodbye
+_QUICK = 10.0  # seconds; a worker that ends sooner is started again after a pause
+_LONGEST_PAUSE = 30.0
 _DYING = 10.0  # seconds to wait for a killed process; one in uninterruptible I/O never ends
 _BLAMED = re.compile(r"WorkerLostError: Worker (\d+) \(")
 
@@ -220,15 +224,19 @@ class Worker:
         plan: Its command and environment.
         process: Its process, a session leader.
         lines: Its last lines of output.
+        began: When it was started.
         ended: When the launcher noticed its end.
         kill_reason: Why the launcher killed it; "" if it did not.
+        before: The lost worker in whose place it was started; None if it is the first.
     """
 
     plan: GangPlan
     process: subprocess.Popen[bytes]
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_LINES))
+    began: float = field(default_factory=time.monotonic)
     ended: float | None = None
     kill_reason: str = ""
+    before: "Worker | None" = None
 
     @property
     def code(self) -> int:
@@ -249,6 +257,11 @@ class Worker:
         found = _BLAMED.search(self.blames)
         return int(found[1]) if found else None
 
+    def in_the_run(self) -> "Worker":
+        """Return the last worker in this place that took part, or tried to."""
+        came_too_late = self.before is not None and self.process.returncode == NOT_NEEDED
+        return self.before.in_the_run() if came_too_late and self.before else self
+
     def story(self) -> str:
         """Return a one-line description of its end."""
         code = self.process.returncode
@@ -268,6 +281,9 @@ class Gang:
         on_exit: Called with a description of each worker that exits.
         leases: The folder in which workers request time to save; see `workers.leases`.
         least: The fewest workers that go on when others fail; 0 if all must end then.
+        waits: Whether fewer than these wait for others to join.
+        rejoins: How often each of these is started again, to join the others.
+        new_log: Returns the log of a worker that is started again for the n-th time.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a gang
@@ -278,10 +294,19 @@ class Gang:
         on_exit: Callable[[str], None] = lambda story: None,
         leases: Path | None = None,
         least: int = 0,
+        *,
+        waits: bool = False,
+        rejoins: int = 0,
+        new_log: Callable[[GangPlan, int], Log] = lambda plan, count: Log(None),
     ) -> None:
         self._leases = leases
         self._least = least
-        self._mourned: set[int] = set()
+        self._waits = waits
+        self._rejoins = rejoins
+        self._new_log = new_log
+        self._counts: dict[int, int] = {}  # how often each worker was started again
+        self._due: dict[int, float] = {}  # when to start them again
+        self._mourned: set[int] = set()  # the process ids of workers that were lost
         self._waited_for: set[int] = set()
         self._guard = guard
         self._on_exit = on_exit
@@ -312,6 +337,9 @@ class Gang:
                     break
             time.sleep(_POLL)
         self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
+        self.workers = [w.in_the_run() for w in self.workers]
+        if waited := [w for w in self.workers if w.process.returncode == TOO_FEW]:
+            return waited[0]
         failed = [w for w in self.workers if w.process.returncode != 0]
         if self._least and len(self.workers) - len(failed) >= self._least:
             return None
@@ -320,19 +348,48 @@ class Gang:
     def _goes_on(self) -> bool:
         """Whether enough workers of an elastic run are left; log each that has failed."""
         failed = [w for w in self.workers if w.process.poll()]
-        if not self._least or len(self.workers) - len(failed) < self._least:
+        least = 1 if self._waits else self._least
+        if not self._least or len(self.workers) - len(failed) < least:
             return False
+        is_ending = any(w.process.returncode == 0 for w in self.workers)
         for worker in failed:
-            if worker.plan.index not in self._mourned:
-                self._mourned.add(worker.plan.index)
-                _warn(f"{worker.story()}; the others go on.")
-        if any(w.process.returncode == 0 for w in self.workers):
+            if worker.process.pid not in self._mourned:
+                self._mourned.add(worker.process.pid)
+                _warn(f"{worker.story()}; the others go on.{self._plan_rejoin(worker)}")
+        if is_ending:
             self._end_stopped()  # a stopped worker was given up long ago, and would never end
+            self._due.clear()
+        for index in [i for i, when in self._due.items() if time.monotonic() > when]:
+            del self._due[index]
+            self._start_again(next(w for w in self.workers if w.plan.index == index))
         return True
+
+    def _plan_rejoin(self, worker: Worker) -> str:
+        """Plan to start a lost worker again, if it may be; return a message to add."""
+        index, count = worker.plan.index, self._counts.get(worker.plan.index, 0)
+        if count >= self._rejoins or worker.process.returncode in (NOT_NEEDED, _PREEMPTED):
+            return ""  # a preempted worker has no machine to come back to
+        # A worker that ends as soon as it is started needs more and more time between two starts.
+        is_quick = time.monotonic() - worker.began < _QUICK
+        pause = min(_LONGEST_PAUSE, 2.0**count - 1) if is_quick else 0.0
+        self._counts[index] = count + 1
+        self._due[index] = time.monotonic() + pause
+        after = f" in {pause:g} s" if pause else ""
+        return f" It is started again{after}, to join them ({count + 1} of {self._rejoins})."
+
+    def _start_again(self, old: Worker) -> None:
+        """Start a worker in the place of a lost one, which joins the running ones."""
+        self._running()  # ends the helpers of the old one
+        plan = replace(old.plan, environment={**old.plan.environment, JOIN_VARIABLE: "1"})
+        place = self.workers.index(old)
+        self._start(plan, self._new_log(plan, self._counts[plan.index]))
+        self.workers[place] = self.workers.pop()
+        self.workers[place].before = old
 
     def end(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Send a signal to all running workers, and kill them after ``grace`` seconds."""
         if grace:
+            _leases.announce_end(self._leases)
             sessions.send(number, [w.process.pid for w in self._running()])
             deadline = time.monotonic() + grace
             while self._running() and (time.monotonic() < deadline or self._is_saving(grace)):

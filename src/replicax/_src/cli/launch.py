@@ -31,6 +31,7 @@ from replicax._src.workers.settings import (
     HUB_VARIABLE,
     METRICS_VARIABLE,
     TOKEN_FILE_VARIABLE,
+    TOO_FEW,
     Settings,
     read_token,
 )
@@ -61,7 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workers", required=True, metavar="N", help="workers on all hosts, or MIN:MAX of them")
     add("--min-workers", type=int, metavar="N", help="the fewest workers to restart with")
-    add("--elastic", action="store_true", help="go on without a lost worker, without a restart")
+    add("--elastic", action="store_true", help="go on without a lost worker, and let it join again")
+    add(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for which fewer than MIN workers of an elastic run wait for others",
+    )
     add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each worker")
     add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an equal share")
     add(
@@ -195,7 +203,19 @@ def _attempt(
     seat = _seat(options, address)
     try:
         least = options.members.least if options.elastic else 0
-        gang = Gang(plans, logs, guard, _exit_reporter(hub, seat), folder, least)
+        gang = Gang(
+            plans,
+            logs,
+            guard,
+            _exit_reporter(hub, seat),
+            folder,
+            least,
+            waits=options.wait > 0,
+            rejoins=options.max_restarts,
+            new_log=lambda plan, count: _log(
+                options.log_dir, plan, f"{_suffix(attempt)}.join-{count}"
+            ),
+        )
         try:
             options.warning.pass_on(gang)
             _require_hub(hub, gang, plans[0])
@@ -237,7 +257,8 @@ def _exit_reporter(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable
 
 def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> str:
     """Agree with the other launchers on whether to restart; return a message to print."""
-    options.may_restart = bool(code and options.may_restart and not options.warning.number)
+    is_final = code == TOO_FEW or bool(options.warning.number)
+    options.may_restart = bool(code and options.may_restart and not is_final)
     if seat is None:
         return ""
     would = options.may_restart
@@ -280,12 +301,20 @@ def _wait_for_others(
 
 def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]:
     """Open a log for each worker; the logs of earlier attempts are kept."""
+    return [_log(folder, plan, _suffix(attempt)) for plan in plans]
+
+
+def _suffix(attempt: int) -> str:
+    return f".restart-{attempt}" if attempt else ""
+
+
+def _log(folder: Path | None, plan: GangPlan, suffix: str) -> Log:
+    """Open the log of one worker."""
     if folder is None:
-        return [Log(None)] * len(plans)
-    suffix = f".restart-{attempt}" if attempt else ""
+        return Log(None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [Log(folder / f"worker-{plan.index}{suffix}.log") for plan in plans]
+        return Log(folder / f"worker-{plan.index}{suffix}.log")
     except OSError as error:
         raise ClusterError(
             f"--log-dir {folder} cannot be written to: {error.strerror}. Give a folder of your own,"
@@ -430,6 +459,7 @@ def _start_hub(plan: GangPlan, options: argparse.Namespace) -> HubProcess:
         hub,
         hosts=tuple(hosts) if len(hosts) > 1 else (),
         least_workers=members.least if options.elastic else 0,
+        wait=options.wait,
         least_hosts=members.least_hosts if members.may_shrink else 0,
     )
     try:
@@ -461,7 +491,10 @@ def _check(options: argparse.Namespace) -> None:
             members.may_shrink and options.max_restarts == 0 and not options.elastic
         ),
         "--elastic needs the fewest workers to go on with: --workers MIN:MAX": (
-            options.elastic and not members.may_shrink and members.size > 1
+            options.elastic
+            and members.size > 1
+            and ":" not in options.workers
+            and options.min_workers is None
         ),
         "--elastic is for the workers of one machine: omit --hosts": (
             options.elastic and bool(options.hosts)
@@ -476,8 +509,8 @@ def _check(options: argparse.Namespace) -> None:
             not 0 <= options.host_index < len(hosts)
         ),
         "--env takes NAME=VALUE": any("=" not in pair for pair in options.env),
-        "--max-restarts and --grace cannot be negative": (
-            options.max_restarts < 0 or options.grace < 0
+        "--max-restarts, --grace and --wait cannot be negative": (
+            options.max_restarts < 0 or options.grace < 0 or options.wait < 0
         ),
         "--devices-per-worker must be at least 1": (
             options.devices_per_worker is not None and options.devices_per_worker < 1

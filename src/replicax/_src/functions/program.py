@@ -60,6 +60,8 @@ class Program:
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
+        if topology is not None and not isinstance(level.topologies.get(topology), str):
+            elastic.refuse_while_joining(f"calls {name}, which is a step,")
         alone = topology is None or topology.is_fully_addressable
         # Elements of a worker-local iterator must be put where all workers' arrays are.
         self._worker_local = [

@@ -262,7 +262,9 @@ class DistributedIterator(Ahead, Generic[T_co]):
 
         Raises:
             ValueError: If called inside a replica function.
+            ReplicaxError: If this worker joins a run and does not take part yet.
         """
+        elastic.refuse_while_joining("reads a distributed dataset")
         frame = current()
         if frame.replica is not None or frame.body is not None:
             raise ValueError(

@@ -47,6 +47,7 @@ from replicax._src.values.per_replica import Distributed, DistributedValues, InB
 from replicax._src.values.placement import has_strong_dtype, is_traced, private
 from replicax._src.values.replica_functions import broadcast_from_first
 from replicax._src.values.sharded import SPEC, is_sharded_over_replicas
+from replicax._src.workers import elastic
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -144,7 +145,10 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
         self.constraint = constraint
         value, traced = initial_array(initial_value, dtype, self._name)
         check_declaration(self, self._name, value, shape, distributed=topology is not None)
-        several = topology is not None and topology.num_replicas > 1
+        # A worker that is alone in an elastic run must create what the workers that join it have.
+        several = topology is not None and (
+            topology.num_replicas > 1 or (elastic.is_on() and hasattr(strategy, "move_to_workers"))
+        )
         if several and synchronization is VariableSynchronization.AUTO:
             self._synchronization = VariableSynchronization.ON_WRITE
         with concrete():

@@ -25,8 +25,8 @@ from replicax._src.topology.mesh import Topology
 from replicax._src.topology.virtual_devices import requested_devices
 from replicax._src.topology.worker_devices import join_workers
 from replicax._src.values.sharded import checked_reduce_dtype, is_sharded
+from replicax._src.workers import elastic, start
 from replicax._src.workers import group as _group
-from replicax._src.workers import start
 from replicax._src.workers.group import Group
 
 
@@ -100,7 +100,9 @@ class WorkersAllReduce(NcclAllReduce):
     ) -> None:
         super().__init__()
         self.options = options or CommunicationOptions()
-        if not topology.is_fully_addressable and topology.devices[0].platform == "cpu":
+        # A worker of an elastic run may be alone for a while, and must compile what others do.
+        is_spread = not topology.is_fully_addressable or elastic.is_on()
+        if is_spread and topology.devices[0].platform == "cpu":
             self.packing = BETWEEN_PROCESSES
         if sharded:
             self.packing = for_sharded_variables(self.packing)

@@ -31,8 +31,9 @@ def _check() -> None:
     Raises:
         CannotResizeError: If so.
     """
+    spanning = [s.topology for s in list(live_strategies) if hasattr(s, "move_to_workers")]
     for cell in _cells():
-        if is_planned(cell.value) or cell.topology is None or cell.topology.is_fully_addressable:
+        if is_planned(cell.value) or not any(cell.topology is t for t in spanning):
             continue
         if isinstance(cell.value, Awaited):
             raise elastic.CannotResizeError(
@@ -40,12 +41,12 @@ def _check() -> None:
             )
         if cell.sharded:
             raise elastic.CannotResizeError(
-                f"Variable {cell.name!r} is sharded, so the lost worker had a part of it."
+                f"Variable {cell.name!r} is sharded, so each worker has only a part of it."
             )
         if cell.per_replica:
             raise elastic.CannotResizeError(
                 f"Variable {cell.name!r} has a value for each replica (synchronization ON_READ), so"
-                " the lost worker had some of them."
+                " that each worker has only its own."
             )
 
 

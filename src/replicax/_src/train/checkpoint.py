@@ -150,6 +150,7 @@ class Checkpoint:
     def write(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
         """Save all objects atomically, to exactly the path ``file_prefix``; see `save`."""
         _refuse_in_replica("write")
+        elastic.refuse_while_joining("saves a checkpoint")
         self.sync()
         path = user_path(file_prefix)
         content = self._content()

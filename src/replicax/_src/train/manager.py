@@ -103,11 +103,14 @@ class CheckpointManager:
             _managers.add(self)
         # The save in progress: its path, and the timestamp of the checkpoint that it replaces.
         self._pending: tuple[str, int | None] | None = None
-        self._times: dict[str, int] = {}
-        for saved, path in sorted(stored_in(self._directory)):
-            if os.path.basename(path).startswith(f"{checkpoint_name}-"):
-                self._times[path] = saved
+        self._times = self._listed()
         self._last_kept: int = next(iter(self._times.values()), time.time_ns())
+
+    def _listed(self) -> dict[str, int]:
+        """Return the time of each checkpoint in the directory, oldest first."""
+        found = sorted(stored_in(self._directory))
+        own = f"{self._name}-"
+        return {path: saved for saved, path in found if os.path.basename(path).startswith(own)}
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -191,6 +194,16 @@ class CheckpointManager:
         if self._init_fn is not None:
             self._init_fn()
         return None
+
+    def hand_over(self, path: str) -> None:
+        """Write the state to ``path``, for workers that join; not one of the checkpoints."""
+        self.sync()
+        self._checkpoint.write(path)
+
+    def take_over(self, path: str) -> None:
+        """Restore the state that the others wrote to ``path``; list their checkpoints again."""
+        self._checkpoint.read(path)
+        self._times = self._listed()
 
     def sync(self) -> None:
         """Wait until the last save is on disk, then remove checkpoints beyond ``max_to_keep``.

@@ -4,8 +4,9 @@ All workers must save after the same step. A worker that is notified (by SIGTERM
 SIGUSR2) informs the others through a background thread. Every worker then blocks before its next
 step until all have reported how many steps they have started. All save after the highest of these
 numbers: a step that one worker has started needs the others, and no worker can start a later one
-meanwhile. A step that does not finish, for example because its input hangs, is abandoned after a
-grace period, and the program exits with the checkpoints that exist.
+meanwhile. In the same way the workers of an elastic run agree on the step after which a worker
+joins. A step that does not finish, for example because its input hangs, is abandoned after a grace
+period, and the program exits with the checkpoints that exist.
 """
 
 from __future__ import annotations
@@ -17,26 +18,33 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.cluster import requeue
 from replicax._src.state.variable import Variable
+from replicax._src.train import store
 from replicax._src.train.checkpoint import Checkpoint, finish_all
 from replicax._src.train.manager import CheckpointManager
 from replicax._src.train.reader import log
-from replicax._src.workers import elastic, leases
+from replicax._src.workers import elastic, leases, start
 from replicax._src.workers import group as _group
+from replicax._src.workers.settings import TOO_FEW
 
 # Slurm sends SIGUSR1 before the time limit with `--signal=USR1@90`; submitit requests SIGUSR2.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHERWISE = -1  # stands in for the signal number if `is_preempted` returned True
+_OF_ALL = 1000  # added to the signal number if the launcher sends it to all workers
+_JOINS = -2  # stands in for it if a worker waits to join
+_HOLDS = -3  # stands in for it if there are too few workers
 _RUNS = "checkpointed_runs"  # TensorFlow's name
 PREEMPTED = 128 + signal.SIGTERM  # the exit code
 _ASK_EVERY = 0.25  # seconds between two exchanges with the other workers
+_SETTLE = 0.5  # seconds in which a signal reaches all workers that it is for
 _GRACE = 60.0  # seconds that the current step may take after the notification
 _LAST_RESORT = 5.0  # seconds after that for Python to handle the signal
 
@@ -49,11 +57,19 @@ class Notice:
             SIGUSR1 and SIGUSR2 if nothing else handles them.
         grace: Seconds after which a step that does not finish is abandoned; `replicax launch`
             waits as long for the step, and again for the save.
+        manager: Writes the state for workers that join; None if they cannot join.
     """
 
     def __init__(
-        self, is_preempted: Callable[[], bool] | None = None, *, grace: float = _GRACE
+        self,
+        is_preempted: Callable[[], bool] | None = None,
+        *,
+        grace: float = _GRACE,
+        manager: CheckpointManager | None = None,
     ) -> None:
+        self._manager = manager
+        self._resize: Callable[[], None] | None = None  # what to do at `_stop_at` instead of ending
+        self.resizes = 0  # how often that was done
         self._is_preempted = is_preempted
         self._grace = grace
         self._signalled = 0  # the number of the signal that triggered the preemption
@@ -63,7 +79,7 @@ class Notice:
         self._begun = 0
         self._stop_at: int | None = None
         self._holds = False
-        self._is_closed = False
+        self.is_closed = False
         self._changed = threading.Condition()
         self._before: dict[int, Any] = {}
         if is_preempted is None and threading.current_thread() is threading.main_thread():
@@ -74,9 +90,15 @@ class Notice:
             )
             self._clock.start()
         self._thread: threading.Thread | None = None
+        self._offer_to_wait(can_wait=manager is not None)
         self._start_watching()
         if elastic.is_on():
             _notices.append(weakref.ref(self))
+
+    def _offer_to_wait(self, *, can_wait: bool) -> None:
+        group = _group.current()
+        if group is not None and self._manager is not None:
+            group.offer_to_wait(can_wait=can_wait)
 
     def _start_watching(self) -> None:
         """Start the thread that watches for a preemption of any worker."""
@@ -92,18 +114,23 @@ class Notice:
 
     def watch_again(self) -> None:
         """Watch the workers that are left of an elastic run: the thread ended with the lost one."""
-        if not self._is_closed:
+        if not self.is_closed:
             assert self._thread is not None
             self._thread.join()
-            self._stop_at = None
+            self._stop_at = self._resize = None
             self._start_watching()
 
     def is_due(self) -> bool:
         """Whether all workers must save and exit now; call between two steps.
 
-        If False, the next step counts as started. Blocks while the workers agree on the last step.
+        If False, the next step counts as started. Blocks while the workers agree on the last step,
+        and while they re-form because a worker joins or leaves.
         """
-        is_due = self._is_at_the_end()
+        while (is_due := self._is_at_the_end()) and self._resize is not None:
+            # All workers are between the same two steps, and those that join begin to count here.
+            self._begun = 0
+            self.resizes += 1
+            self._resize()
         if is_due:
             leases.take(self._grace, "saving its last checkpoint")
             self._is_saving = True
@@ -125,7 +152,8 @@ class Notice:
         if self._is_saving:
             leases.take(_LAST_RESORT, "ending, after its last checkpoint")
             self._is_saving = False
-        self._is_closed = True
+        self.is_closed = True
+        self._offer_to_wait(can_wait=False)
         self._reached.set()
         self._announced.set()
         if self._thread is not None:
@@ -173,7 +201,7 @@ class Notice:
         that is blocked in native code cannot be interrupted, and the process is ended.
         """
         self._announced.wait()
-        if self._is_closed:
+        if self.is_closed:
             return
         leases.take(self._grace + _LAST_RESORT, "finishing its step before it saves")
         if self._reached.wait(self._grace):
@@ -192,8 +220,116 @@ class Notice:
             os._exit(PREEMPTED)
 
     def _reason(self) -> int:
-        is_preempted = self._is_preempted is not None and bool(self._is_preempted())
-        return self._signalled or (_OTHERWISE if is_preempted else 0)
+        if self._signalled:
+            return self._signalled + _OF_ALL * leases.are_all_ending()
+        if self._is_preempted is not None and bool(self._is_preempted()):
+            return _OTHERWISE
+        if (group := _group.current()) is None or self._manager is None:
+            return 0
+        return _HOLDS if group.holds else _JOINS if group.has_newcomers else 0
+
+    def _settled(self, seen: list[int], gather: Callable[..., list[int]]) -> list[int]:
+        """Return the reasons of all workers, once a signal has had time to reach all of them."""
+        if not self._leaving(seen):
+            return seen
+        time.sleep(_SETTLE)
+        return gather("settled", self._reason(), lambda: False)
+
+    def _leaving(self, seen: list[int]) -> list[int]:
+        """Return the preempted workers that leave the others; none if the whole run ends.
+
+        Args:
+            seen: The reason of each worker to end, or 0.
+        """
+        group = _group.current()
+        if group is None or not group.is_elastic or self._manager is None:
+            return []
+        if any(n >= _OF_ALL or n in _WARNINGS for n in seen):
+            return []
+        leaving = [i for i, n in enumerate(seen) if n and n not in (_JOINS, _HOLDS)]
+        return leaving if len(seen) - len(leaving) >= max(1, group.least) else []
+
+    def _decide(self, seen: list[int]) -> None:
+        """Decide what to do after the step on which the workers agree next."""
+        leaving = self._leaving(seen)
+        if set(seen) <= {0, _JOINS, _HOLDS}:
+            self._resize = self._wait_for_workers if _HOLDS in seen else self._let_join
+            return
+        if leaving:
+            self._resize = partial(self._part, leaving)
+            return
+        # All workers use the same reason; Slurm's warning takes precedence over later signals.
+        reasons = (n % _OF_ALL if n > 0 else n for n in seen if n and n > _JOINS)
+        self._signalled = min(reasons, key=lambda n: (n not in _WARNINGS, n))
+        self._announced.set()
+
+    def _part(self, leaving: list[int]) -> None:
+        """Leave the others, which go on, if this worker is among those ``leaving``."""
+        group, manager = _group.required(), self._manager
+        assert manager is not None
+
+        def prepare() -> str:
+            manager.sync()  # a worker that leaves must have written its part of a checkpoint
+            return ""
+
+        if group.facts.index not in leaving:
+            start.regroup(group, "A worker was preempted.", prepare)
+            return
+        log.warning("This worker was preempted: it leaves the others, which go on.")
+        prepare()
+        group.say_goodbye()
+        self.close()
+        _exit()
+
+    def _wait_for_workers(self) -> None:
+        """Commit, and wait until enough workers have joined; end the program if they do not."""
+        group, manager = _group.required(), self._manager
+        assert manager is not None
+
+        def commit_and_wait() -> None:
+            path = manager.save(check_interval=False)
+            log.warning("There are too few workers: waiting for others to join. Saved %s.", path)
+            if not group.wait_for_newcomers():
+                log.warning("%s", group.too_few)
+                group.leave()
+                self.close()
+                sys.exit(TOO_FEW)
+
+        self._let_join(commit_and_wait)
+
+    def _let_join(self, first: Callable[[], None] = lambda: None) -> None:
+        """Hand the state over to the workers that wait, and re-form with them.
+
+        Args:
+            first: Runs before.
+        """
+        group = _group.required()
+        path = os.path.join(os.environ[leases.VARIABLE], f"state-{group.generation}")
+
+        def prepare() -> str:
+            first()
+            if why := self._why_closed(group):
+                group.refuse_newcomers(why)
+                return ""
+            assert self._manager is not None
+            self._manager.hand_over(path)
+            return path
+
+        start.regroup(group, "A worker joins.", prepare)
+        if group.facts.index == 0:
+            with suppress(OSError):
+                store.remove(path)
+
+    def _why_closed(self, group: _group.Group) -> str:
+        """Return why no worker can join, the same on all workers; "" if one can."""
+        why = ""
+        try:
+            elastic.check.run()
+        except elastic.CannotResizeError as error:
+            why = str(error)
+        if self._manager is None or sum(1 for one in _notices if _is_open(one())) > 1:
+            why = "The program does not have one `rx.train.Resumable` for its whole state."
+        return next(filter(None, group.agree("the workers that join", why)), "")
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
         """Wait until a worker is preempted, then agree with all workers on the last step."""
@@ -207,14 +343,12 @@ class Notice:
 
         asked = 0
         try:
-            while not any(seen := gather(asked, self._reason(), lambda: self._is_closed)):
+            while not any(seen := gather(asked, self._reason(), lambda: self.is_closed)):
                 asked += 1
                 time.sleep(_ASK_EVERY)
-                if self._is_closed or is_outdated():
+                if self.is_closed or is_outdated():
                     raise _group.Cancelled
-            # All workers use the same reason; Slurm's warning takes precedence over later signals.
-            self._signalled = min(filter(None, seen), key=lambda n: (n not in _WARNINGS, n))
-            self._announced.set()
+            self._decide(self._settled(seen, gather))
             with self._changed:
                 self._holds = True
                 begun = self._begun
@@ -239,6 +373,10 @@ def _generation_check(group: _group.Group | None) -> Callable[[], bool]:
 
 
 _notices: list[weakref.ref[Notice]] = []  # in the order of their creation
+
+
+def _is_open(notice: Notice | None) -> bool:
+    return notice is not None and not notice.is_closed
 
 
 def _watch_again() -> None:
@@ -309,10 +447,10 @@ class PreemptionCheckpointHandler:
         if not hasattr(checkpoint, _RUNS):
             setattr(checkpoint, _RUNS, Variable(0, trainable=False, name=_RUNS))
         runs: Variable = getattr(checkpoint, _RUNS)
-        self._manager.restore_or_initialize()
+        _restored(self._manager)
         self._calls = int(runs.numpy())
         checkpoint.call_before_save(lambda: runs.assign(self._calls))
-        self._notice = Notice(self._config.termination_watcher_fn)
+        self._notice = Notice(self._config.termination_watcher_fn, manager=self._manager)
 
     @property
     def total_run_calls(self) -> int:
@@ -364,6 +502,16 @@ def _manager(target: Checkpoint | CheckpointManager, directory: str | None) -> C
             " pass a CheckpointManager, which has one."
         )
     return CheckpointManager(target, directory, max_to_keep=1)
+
+
+def _restored(manager: CheckpointManager) -> str | None:
+    """Restore the newest checkpoint, or the state of the run that this worker joins."""
+    group = _group.current()
+    if group is None or not group.is_joining:
+        return manager.restore_or_initialize()
+    start.take_over(group, manager.take_over)
+    log.warning("joined: there are %d workers.", group.facts.num_workers)
+    return None
 
 
 def _exit() -> None:
@@ -443,19 +591,30 @@ class Resumable:
         self._every = every
         self._since = 0
         self._manager = CheckpointManager(Checkpoint(**objects), directory, max_to_keep)
-        self.restored = self._manager.restore_or_initialize()
+        self.restored = _restored(self._manager)
         self.restarts = requeue.restarts()
         if self.restarts:
             log.warning(
                 "restart %d: %s", self.restarts, self.restored or "no commit yet, from the start"
             )
-        self._notice = Notice(grace=grace)
-        self._notice.is_due()  # the first step begins
+        self._notice = Notice(grace=grace, manager=self._manager)
+        group = _group.current()
+        has_joined = group is not None and group.generation > 0
+        is_due = self._notice.is_due()  # the first step begins
+        if has_joined and is_due:  # the others save now
+            self._commit(is_due=True)
 
     def step(self) -> None:
         """Mark the end of a step: commit if it is due, and exit if the run was preempted."""
         self._since += 1
+        resizes = self._notice.resizes
         is_due = self._notice.is_due()
+        if resizes != self._notice.resizes:
+            self._since = 0  # a worker that has joined counts from here
+        self._commit(is_due=is_due)
+
+    def _commit(self, *, is_due: bool) -> None:
+        """Commit after every few steps; if the run was preempted, commit and exit."""
         if is_due or self._since >= self._every:
             self._since = 0
             self._manager.save(block=is_due)

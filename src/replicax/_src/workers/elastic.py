@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.cluster.checks import WorkerLostError
+from replicax._src.workers import group as _group
 
 _log = logging.getLogger("replicax")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -82,6 +83,21 @@ def turn_on(reform: Callable[[Callable[[], None] | None], bool]) -> None:
 def is_on() -> bool:
     """Whether this process belongs to an elastic run."""
     return bool(_reform)
+
+
+def refuse_while_joining(what: str) -> None:
+    """Raise if this worker joins a run and has not received its state yet.
+
+    Raises:
+        ReplicaxError: If so.
+    """
+    if _reform and (group := _group.current()) is not None and group.is_joining:
+        raise ReplicaxError(
+            f"This worker was started to join a running elastic run, and {what} before it has the"
+            " state of the others. It receives the state where the program creates"
+            " `rx.train.Resumable`: create that before the first step, with all objects that a step"
+            " changes. The other workers go on without this one."
+        )
 
 
 def cached_until_resize(fn: _F) -> _F:

@@ -25,12 +25,13 @@ from typing import Any, NoReturn
 
 from replicax._src.base.errors import ReplicaError, ReplicaxError
 from replicax._src.base.fault_points import fault_point
-from replicax._src.cluster.checks import WorkerLostError
+from replicax._src.cluster.checks import RollCallError, WorkerLostError
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.compat.jax import disconnect_distributed
 from replicax._src.workers import reports, sockets
 from replicax._src.workers import wire as _wire
 from replicax._src.workers.reports import Report
+from replicax._src.workers.settings import NOT_NEEDED
 from replicax._src.workers.watchdog import disk, load
 from replicax._src.workers.wire import Message, Wire
 
@@ -73,13 +74,24 @@ class Group:
         number: The index with which this worker joined, by which messages name it.
         generation: How often the workers have changed.
         is_elastic: Whether the others can go on when a worker is lost.
+        is_joining: Whether this worker does not take part yet in the run that it joins.
+        least: The fewest workers that go on.
+        has_newcomers: Whether workers wait for the state to join.
+        holds: Whether the workers are too few, and wait for others after the current step.
+        too_few: Why they end, as no other has joined in time; "" otherwise.
     """
 
     def __init__(self, facts: ClusterFacts, wire: Wire, go: Message) -> None:
         self.facts = facts
         self.number = facts.index
-        self.generation = 0
+        self.generation: int = go.get("generation", 0)
         self.is_elastic: bool = go.get("elastic", False)
+        self.is_joining: bool = go.get("joins", False)
+        self.least: int = go.get("least", 0)
+        self.has_newcomers = self.holds = False
+        self.too_few = ""
+        self._state = ""  # where a worker that joins finds the state of the others
+        self._dismissal = ""  # why it cannot join
         self._next_go: Message | None = None
         # The collectives before the first step of this generation; None while JAX starts.
         self._base: int | None = 0
@@ -194,6 +206,8 @@ class Group:
             WorkerLostError: If a worker has been lost before it answered.
             Cancelled: When ``is_cancelled()`` returns True.
         """
+        if self.facts.num_workers == 1:
+            return [value]
         generation = self.generation
         self.offer(key, value)
         key = self._qualified(key)
@@ -229,11 +243,81 @@ class Group:
         """The report of the worker that was lost, or ""."""
         return self._report.text if self._report is not None else ""
 
-    def reform(self, *, has_new: bool) -> Message:
+    @property
+    def completed(self) -> int:
+        """The number of collectives that this worker has completed in this generation."""
+        return self._since_start(self._completed)
+
+    def refuse_newcomers(self, why: str) -> None:
+        """Tell the workers that wait to join why they cannot."""
+        self.has_newcomers = False
+        self._wire.send({"no newcomers": why})
+
+    def offer_to_wait(self, *, can_wait: bool) -> None:
+        """Tell the hub whether this worker stops between two steps to wait for others."""
+        if self.is_elastic and not self._is_leaving:
+            self._wire.send({"waits": can_wait})
+
+    def wait_for_newcomers(self) -> bool:
+        """Wait until workers want to join; return False if none has within the time.
+
+        Raises:
+            WorkerLostError: If a worker is lost meanwhile.
+        """
+        with self._changed:
+            while not self.has_newcomers and not self.too_few:
+                if self._report is not None:
+                    raise self._error()
+                self._changed.wait(0.1)
+            return not self.too_few
+
+    def say_goodbye(self) -> None:
+        """Leave the others of an elastic run, which go on, between two steps."""
+        self._is_leaving = True
+        self._wire.send({"goodbye": self._progress()})
+        self._wire.close()
+        disconnect_distributed()
+
+    def wait_for_state(self) -> str:
+        """Wait until the others hand over their state; return where it is.
+
+        Raises:
+            RollCallError: If they cannot.
+        """
+        self._wire.send({"newcomer": "waits"})
+        with self._changed:
+            while not self._state:
+                if self._dismissal:
+                    raise RollCallError(self._dismissal)
+                self._changed.wait(0.1)
+            return self._state
+
+    def take_part(self) -> Message:
+        """Tell the others that their state is restored; return the start of the next generation.
+
+        Raises:
+            RollCallError: If they went on without this worker.
+        """
+        self._wire.send({"newcomer": "restored"})
+        with self._changed:
+            while self._next_go is None:
+                if self._dismissal:
+                    raise RollCallError(self._dismissal)
+                self._changed.wait(0.1)
+            go, self._next_go = self._next_go, None
+        return go
+
+    def reform(
+        self, *, has_new: bool, completed: int | None = None, planned: str = "", state: str = ""
+    ) -> Message:
         """Agree with the other survivors on the last step, and wait for the next generation.
 
         Args:
             has_new: Whether this worker has the results of the collective in which it was.
+            completed: The collectives that it has completed, if it was between two steps: those
+                after them are forgotten.
+            planned: The reason, if all workers have agreed to re-form.
+            state: Where workers that join find the state.
 
         Returns:
             The hub's start message. Its ``"last"`` is the collective after which all continue.
@@ -241,12 +325,14 @@ class Group:
         Raises:
             WorkerLostError: If the survivors cannot go on.
         """
-        completed = self._since_start(self._completed)
+        if completed is None:
+            completed = self.completed
         has = self._since_start(self._count) if has_new else completed
-        self._wire.send({"ready": self.generation, "has": has, "completed": completed})
+        message = {"ready": self.generation, "has": has, "completed": completed}
+        self._wire.send({**message, "planned": planned, "state": state})
         with self._changed:
             while self._next_go is None:
-                if not self.may_resize:
+                if not self.may_resize and (not planned or self._report is not None):
                     raise self._error()
                 self._changed.wait(0.1)
             go, self._next_go = self._next_go, None
@@ -266,6 +352,8 @@ class Group:
         rank = [m["index"] for m in members].index(self.number)
         with self._changed, self._lock:
             self.generation = go["generation"]
+            self.is_joining, self.has_newcomers = False, go["newcomers"]
+            self.holds = go["holds"]
             self.facts = replace(
                 self.facts,
                 index=rank,
@@ -413,6 +501,8 @@ class Group:
                 break
             self._unanswered = 0
             self._handle(message)
+        if self.is_joining and not self._dismissal and not self._is_leaving:
+            end_process("the run that it was to join is over.", NOT_NEEDED)
         if not self._is_leaving:
             self._handle_report(Report("hub", None, self._hub_is_gone()))
 
@@ -435,6 +525,24 @@ class Group:
                     self._changed.notify_all()
             case {"stacks": late}:
                 self._show_stacks(int(late))
+            case _:
+                self._handle_join(message)
+
+    def _handle_join(self, message: Message) -> None:
+        """Handle a message about workers that join, of which this may be one."""
+        with self._changed:
+            match message:
+                case {"newcomers": bool(some)}:
+                    self.has_newcomers = some
+                case {"too few": str(why)}:
+                    self.too_few = why
+                case {"state": str(path)}:
+                    self._state = path
+                case {"dismissed": str(why), "is_error": True}:
+                    self._dismissal = why
+                case {"dismissed": str(why)}:
+                    end_process(f"the run does not need it any more. {why}", NOT_NEEDED)
+            self._changed.notify_all()
 
     def _handle_report(self, report: Report, generation: int = 0) -> None:
         """Store a report, wake the waiting threads, and abort a running collective."""
@@ -507,12 +615,12 @@ class Group:
         )
 
 
-def end_process(why: str) -> NoReturn:
+def end_process(why: str, code: int = 1) -> NoReturn:
     """Exit at once: a thread that is blocked in native code cannot be ended otherwise."""
     reports.say(f"this process ends, as {why}")
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def _is_runtime_error(error: Exception) -> bool:

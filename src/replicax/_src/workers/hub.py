@@ -14,13 +14,14 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replicax._src.base.lazy import LazyModule
 from replicax._src.cluster.checks import ClusterError
 from replicax._src.workers import reports, run_registry, watchdog, wire
+from replicax._src.workers.candidates import Candidates
 from replicax._src.workers.council import Council
 from replicax._src.workers.keeper import Keeper
 from replicax._src.workers.reports import Report
@@ -40,6 +41,7 @@ _PATIENCE = 10.0  # seconds for a worker that was given up to exit
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
 _SHARED_FACTS = ("index", "address", "pid", "host", "gpus")  # sent to all workers
+_FINISHES = "The run has come to its end."
 AFTER_REFUSAL = 30.0  # seconds that the roll call continues after a worker was refused
 
 
@@ -51,6 +53,7 @@ class Member:
     facts: Message
     progress: watchdog.Progress = field(default_factory=watchdog.Progress)
     raised: str = ""
+    can_wait: bool = False  # whether it stops between two steps to wait for others
 
 
 class Hub:
@@ -65,7 +68,7 @@ class Hub:
         new_keeper: Callable[[int], Keeper] | None = None,
     ) -> None:
         self._options = options
-        self._resizes = Resizes(options.least_workers, new_keeper)
+        self._resizes = Resizes(options.least_workers, new_keeper, options.wait)
         self._size = options.size
         self._acceptor = acceptor
         self._keeper = keeper
@@ -83,6 +86,10 @@ class Hub:
         self._absentees: set[int] = set()  # workers of this generation that are gone
         self._news: list[str] = []
         self._readers = watchdog.Readers(acceptor)
+        self._candidates = Candidates(acceptor)
+        # The generation in which each worker took its place: newcomers rank behind the others, so
+        # that the first worker stays the first.
+        self._joined: dict[int, int] = {}
         self._council = Council(options.hosts, self._abandon_roll_call, options.least_hosts)
         self._empty_since: float | None = None
 
@@ -99,6 +106,9 @@ class Hub:
             self._resizes.reap()
             if self._started:
                 self._check_workers()
+                for index, lost in self._candidates.lost(self._options):
+                    self._drop_candidate(index, lost)
+                self._end_if_too_few()
             else:
                 self._call_roll()
             self._readers.publish(self._status)
@@ -112,7 +122,8 @@ class Hub:
         here = {
             i: watchdog.status_row(m.facts, m.progress, "here") for i, m in self._members.items()
         }
-        found = {**self._gone, **here}
+        joining = {i: watchdog.status_row(f, p, "joining") for i, f, p in self._candidates.rows()}
+        found = {**self._gone, **joining, **here}
         return {
             "size": self._size,
             "generation": self._resizes.generation,
@@ -156,6 +167,8 @@ class Hub:
             raise wire.WireError("readers must not send messages")
         elif connection.launches:
             self._council.handle(connection, message)
+        elif connection.candidate is not None:
+            self._handle_candidate(connection.candidate, message)
         elif connection.index is None:
             self._join(connection, reports.checked_facts(message.get("join")))
         elif connection.index in self._members:
@@ -165,6 +178,8 @@ class Hub:
         """Handle a closed connection: a worker's is a failure of the run once it has started."""
         self._acceptor.disconnect(connection)
         self._council.leave(connection)
+        if connection.candidate is not None:
+            self._drop_candidate(connection.candidate, "it ended before it took part")
         index = connection.index
         if index is None or index not in self._members:
             return
@@ -180,6 +195,9 @@ class Hub:
         """Accept a worker or refuse it; start the run when all have joined."""
         present = {i: m.facts for i, m in self._members.items()}
         size, is_over = self._options.size, self._started
+        if facts.get("joins"):
+            self._admit(connection, facts, present)
+            return
         if fault := self._failure or reports.refusal(facts, present, size, is_over=is_over):
             connection.wire.send({"refused": fault})
             self._acceptor.disconnect(connection)
@@ -278,6 +296,7 @@ class Hub:
     def _fail_run(self, kind: str, text: str) -> None:
         """Notify all workers that the run cannot continue."""
         self._acceptor.close()
+        self._candidates.dismiss(text)
         self._acceptor.broadcast(Report(kind, None, text).to_message())
         self._add_news(text)
         self._is_broken = True
@@ -289,7 +308,7 @@ class Hub:
             last: The collective after which an elastic run continues.
         """
         self._started = True
-        members = [self._members[i].facts for i in sorted(self._members)]
+        members = [self._members[i].facts for i in self._ranked(self._members)]
         self._size = len(members)
         if self._keeper:
             self._keeper.watch(members)
@@ -305,6 +324,9 @@ class Hub:
                     "members": [{k: m.get(k) for k in _SHARED_FACTS} for m in members],
                     "same_program": len({m.get("program") for m in members}) == 1,
                     "elastic": self._options.least_workers > 0,
+                    "least": self._options.least_workers,
+                    "newcomers": self._candidates.is_waiting(),
+                    "holds": self._resizes.hold(len(members)),
                     "generation": self._resizes.generation,
                     "last": last,
                 }
@@ -347,12 +369,29 @@ class Hub:
         """Handle what a worker of an elastic run reports after another was lost."""
         match message:
             case {"ready": int(generation), "has": int(has), "completed": int(completed)}:
-                if self._resizes.note(index, generation, has, completed):
-                    self._resize_if_ready()
+                self._note_ready(index, message, generation, (has, completed))
+            case {"goodbye": dict(ping)}:
+                self._members[index].progress.note(ping)
+                self._part(index)
+            case {"waits": bool(can_wait)}:
+                self._members[index].can_wait = can_wait
+            case {"no newcomers": str(why)}:
+                self._candidates.dismiss(reports.cannot_join(why), is_error=True)
             case {"cannot": text}:
                 self._cannot_resize(index, str(text))
             case _:
                 raise wire.WireError("unknown message")
+
+    def _note_ready(
+        self, index: int, message: Message, generation: int, steps: tuple[int, int]
+    ) -> None:
+        """Note that a worker is ready to re-form, and start the next generation if all are."""
+        if message.get("planned") and generation == self._resizes.generation:
+            self._resizes.plan(str(message["planned"]))
+        if self._resizes.note(index, generation, *steps):
+            if message.get("state"):
+                self._candidates.hand_over(str(message["state"]))
+            self._resize_if_ready()
 
     def _offer(self, key: str, index: int, value: Any) -> None:
         """Add a worker's value to an exchange, and broadcast the result when it is complete."""
@@ -361,7 +400,8 @@ class Hub:
         offers[index] = value
         if len(offers) == self._size:
             del self._offers[key], self._asked_at[key]
-            self._acceptor.broadcast({"answer": key, "values": [offers[i] for i in sorted(offers)]})
+            values = [offers[i] for i in self._ranked(offers)]
+            self._acceptor.broadcast({"answer": key, "values": values})
         elif self._absentees - offers.keys():
             self._acceptor.broadcast({"never": key})
 
@@ -431,11 +471,12 @@ class Hub:
         count = member.progress.count
         step = reports.at_step(count, member.progress.what)
         name, left = self._name(index).capitalize(), len(self._members) - 1
-        if self._resizes.allows(left) and not quietly and not self._is_broken:
-            self._shrink(index, reports.shrunk(name, step, why, left))
+        if self._may_go_on(index) and not quietly and not self._is_broken:
+            self._shrink(index, reports.shrunk(name, step, why, left) + self._held(left))
             return
         self._acceptor.close()
         text = reports.gone(name, step, why)
+        self._candidates.dismiss(_FINISHES if quietly else text)
         self._acceptor.broadcast(
             Report("left" if quietly else "lost", index, text, count).to_message()
         )
@@ -467,14 +508,59 @@ class Hub:
         self._acceptor.broadcast({**message, "generation": self._resizes.generation})
         self._resize_if_ready()
 
+    def _may_go_on(self, without: int) -> bool:
+        """Whether the others go on without a worker, or can wait for another one."""
+        others = [member for i, member in self._members.items() if i != without]
+        if self._resizes.allows(len(others)):
+            return True
+        can_wait = bool(others) and all(member.can_wait for member in others)
+        return self._resizes.is_on and self._options.wait > 0 and can_wait
+
+    def _held(self, left: int) -> str:
+        """Return a message if the workers that are left must wait for others."""
+        least = self._options.least_workers
+        return "" if left >= least else reports.held(least, self._options.wait)
+
+    def _end_if_too_few(self) -> None:
+        """End the run if too few workers have waited for others long enough."""
+        if self._candidates.is_waiting() or self._is_broken or not self._resizes.has_waited():
+            return
+        text = reports.too_few(len(self._members), self._options.least_workers, self._options.wait)
+        self._candidates.dismiss(text)
+        self._acceptor.close()
+        self._acceptor.broadcast({"too few": text})
+        self._add_news(text)
+
+    def _part(self, index: int) -> None:
+        """Remove a preempted worker, which has left between two steps, as all have agreed."""
+        left = len(self._members) - 1
+        if not self._may_go_on(index) or self._is_broken:
+            self._give_up(index, "it was preempted, and has left")
+            return
+        text = reports.parted(self._name(index).capitalize(), left) + self._held(left)
+        member = self._members.pop(index)
+        self._gone[index] = watchdog.status_row(member.facts, member.progress, "left")
+        self._acceptor.disconnect(member.connection)
+        self._news.append(text)
+        self._resizes.begin(index, text)
+        self._resize_if_ready()
+
     def _resize_if_ready(self) -> None:
         """Start the next generation when all members have reported what they have."""
         if self._is_broken or not self._resizes.is_ready(self._members):
+            return
+        if self._candidates.are_restoring():
             return
         last = self._resizes.last()
         if last is None:
             self._cannot_resize(min(self._members), "the survivors ended different steps.")
             return
+        for index, candidate in self._candidates.promoted().items():
+            self._members[index] = Member(candidate.connection, candidate.facts)
+            self._joined[index] = self._resizes.generation + 1
+            self._gone.pop(index, None)
+            name = self._name(index).capitalize()
+            self._news.append(reports.joined(name, len(self._members)))
         self._offers.clear()
         self._asked_at.clear()
         self._absentees.clear()
@@ -486,6 +572,68 @@ class Hub:
         for member in self._members.values():
             member.progress = watchdog.Progress()
         self._start(last)
+
+    def _ranked(self, indices: Collection[int]) -> list[int]:
+        """Return workers in the order of their ranks."""
+        return sorted(indices, key=lambda i: (self._joined.get(i, 0), i))
+
+    # Workers that join an elastic run.
+
+    def _admit(self, connection: Connection, facts: Message, present: dict[int, Message]) -> None:
+        """Let a worker prepare itself to take part, alone, or refuse it."""
+        known = {**present, **{i: f for i, f, _ in self._candidates.rows()}}
+        fault = self._failure or reports.join_refusal(
+            facts, known, self._options.size, is_elastic=self._resizes.is_on
+        )
+        if not fault and (not self._started or self._is_broken or not self._members):
+            fault = reports.cannot_join("the run has not begun, or is over.")
+        if fault:
+            connection.wire.send({"refused": fault})
+            self._acceptor.disconnect(connection)
+            return
+        self._candidates.add(connection, facts)
+        programs = {f.get("program") for f in present.values()}
+        connection.wire.send(
+            {
+                "go": {
+                    "service": "",
+                    "hub_pid": os.getpid(),
+                    "ping_timeout": self._options.ping_timeout,
+                    "members": [{k: facts.get(k) for k in _SHARED_FACTS}],
+                    "same_program": facts.get("program") in programs,
+                    "elastic": True,
+                    "least": self._options.least_workers,
+                    "joins": True,
+                    "generation": -1,
+                    "last": 0,
+                }
+            }
+        )
+
+    def _handle_candidate(self, index: int, message: Message) -> None:
+        """Handle a message of a worker that does not take part yet."""
+        match message:
+            case {"newcomer": "waits"}:
+                self._candidates.note_waiting(index)
+                self._acceptor.broadcast({"newcomers": True})
+            case {"newcomer": "restored"}:
+                self._candidates.note_restored(index)
+                self._resize_if_ready()
+            case {"ping": ping}:
+                self._candidates.note_ping(index, ping)
+            case {"raised": text}:
+                self._drop_candidate(index, f"it raised {text}")
+            case {"bye": _}:
+                self._drop_candidate(index, "it came to the end of its program before it took part")
+            case _:
+                raise wire.WireError("unknown message")
+
+    def _drop_candidate(self, index: int, why: str) -> None:
+        """Forget a worker that wanted to join; the others go on as they are."""
+        facts = self._candidates.drop(index)
+        if facts is not None and not self._is_broken:
+            self._news.append(f"{reports.name_of(facts).capitalize()} did not join: {why}.")
+            self._resize_if_ready()
 
     def _cannot_resize(self, index: int, why: str) -> None:
         """End the run, because a survivor cannot go on without a lost worker."""

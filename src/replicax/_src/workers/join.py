@@ -19,9 +19,16 @@ from typing import Any
 from replicax._src.base.fault_points import fault_point
 from replicax._src.cluster.checks import RollCallError
 from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.workers import reports
 from replicax._src.workers import wire as _wire
 from replicax._src.workers.sessions import Owner, bare_python, block_notices
-from replicax._src.workers.settings import METRICS_VARIABLE, NAME_VARIABLE, HubOptions, Settings
+from replicax._src.workers.settings import (
+    METRICS_VARIABLE,
+    NAME_VARIABLE,
+    NOT_NEEDED,
+    HubOptions,
+    Settings,
+)
 from replicax._src.workers.wire import Message, Wire
 
 _log = logging.getLogger("replicax")
@@ -29,6 +36,7 @@ _log = logging.getLogger("replicax")
 _RETRY = 0.05
 _TELL_EVERY = 5.0
 _ANSWER_PATIENCE = 10.0
+_LATE = 10.0  # seconds in which a worker that joins a running run must reach it
 _FEWEST_SECONDS = 15.0  # minimum timeout for a silent hub, which sends something every 5 s
 
 
@@ -50,15 +58,22 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
     address = settings.hub or facts.coordinator
     assert address is not None
     fault = ""
-    deadline = time.monotonic() + settings.join_timeout
+    patience = min(settings.join_timeout, _LATE) if settings.joins else settings.join_timeout
+    deadline = time.monotonic() + patience
     if facts.index == 0 and settings.hub is None:
         _wait_for_name(address, settings.name_timeout)
         options = hub_options(facts, settings, address, "worker 0")
         fault = _start_hub(replace(options, program=Path(sys.argv[0]).name or "python"))
-    wire = _connect(facts, settings, address, fault, deadline)
+    try:
+        wire = _connect(facts, settings, address, fault, deadline)
+    except RollCallError:
+        if not settings.joins:
+            raise
+        reports.say(f"this worker is not needed: nothing answers at {address}, the run is over.")
+        sys.exit(NOT_NEEDED)
     try:
         prove(wire, settings.token, address, fault)
-        wire.send({"join": _local_facts(facts, gpus)})
+        wire.send({"join": {**_local_facts(facts, gpus), "joins": settings.joins}})
         return wire, _wait(wire, address, max(settings.ping_timeout, _FEWEST_SECONDS))
     except BaseException:
         wire.close()
@@ -332,6 +347,7 @@ def _local_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "program": _program(),
         "gpus": list(gpus),
+        "cpu_devices": os.environ.get("REPLICAX_CPU_DEVICES") or "1",
         "versions": {
             "Python": ".".join(platform.python_version_tuple()[:2]),
             **{name: _version(name) for name in ("replicax", "jax", "jaxlib")},

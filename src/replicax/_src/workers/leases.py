@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "REPLICAX_LEASES"
+_ENDING = "ending"  # the file that says that the launcher ends all workers
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ def take(seconds: float, what: str) -> None:
         # Rename, so that the launcher never reads half a file.
         draft.write_text(json.dumps(asdict(Lease(time.monotonic() + seconds, what))))
         draft.replace(path)
+
+
+def announce_end(folder: Path | None) -> None:
+    """Tell the workers that the launcher is about to end all of them, not one."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            (folder / _ENDING).touch()
+
+
+def are_all_ending() -> bool:
+    """Whether this worker's launcher ends all workers."""
+    folder = os.environ.get(VARIABLE)
+    return bool(folder) and (Path(str(folder)) / _ENDING).exists()
 
 
 def find(folder: Path | None, session: int) -> Lease | None:

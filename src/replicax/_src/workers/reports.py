@@ -77,6 +77,34 @@ def shrunk(who: str, step: str, why: str, left: int) -> str:
     return f"{who} is gone, {step}: {why}. The other {left} worker(s) go on without it."
 
 
+def joined(who: str, size: int) -> str:
+    """Return the message about a worker that takes part from now on."""
+    return f"{who} has joined: there are {size} workers."
+
+
+def parted(who: str, left: int) -> str:
+    """Return the message about a preempted worker that has left the others."""
+    return f"{who} was preempted, and has left. The other {left} worker(s) go on without it."
+
+
+def held(least: int, seconds: float) -> str:
+    """Return the message that the workers that are left must wait for others."""
+    return f" As at least {least} are needed, they wait up to {seconds:g} s for others to join."
+
+
+def too_few(left: int, least: int, seconds: float) -> str:
+    """Return the message that not enough workers have joined in time."""
+    return (
+        f"Only {left} of at least {least} worker(s) are left, and no other has joined within"
+        f" {seconds:g} s. The state is saved; start the run again to go on from it."
+    )
+
+
+def cannot_join(why: str) -> str:
+    """Return the message that a worker cannot join a run."""
+    return f"This worker was started to join a running elastic run, but cannot: {why}"
+
+
 def cannot_go_on(cause: str, who: str, why: str) -> str:
     """Return the message that a survivor of an elastic run cannot go on."""
     return f"{cause} But {who} cannot: {why} Start all workers again, from the last checkpoint."
@@ -173,15 +201,46 @@ def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: 
         )
     if is_over:
         return f"{who} came when all {size} workers had already joined, or one had left again."
+    return _other_versions(facts, present)
+
+
+def _other_versions(facts: Message, present: dict[int, Message]) -> str:
+    """Return an error message if a worker runs other versions than those present."""
     for _, other in sorted(present.items()):
         for what, mine in facts["versions"].items():
             theirs = other["versions"].get(what)
             if mine != theirs:
                 return (
-                    f"{who} runs {what} {mine}, and {name_of(other)} runs {what} {theirs}. All"
-                    " workers must run the same versions."
+                    f"{name_of(facts)} runs {what} {mine}, and {name_of(other)} runs {what}"
+                    f" {theirs}. All workers must run the same versions."
                 )
     return ""
+
+
+def join_refusal(
+    facts: Message, present: dict[int, Message], size: int, *, is_elastic: bool
+) -> str:
+    """Return why a worker cannot join a run that has begun; "" if it can.
+
+    Args:
+        facts: The facts that the worker sent.
+        present: The facts of the workers that take part or are joining, by index.
+        size: The most workers of the run.
+        is_elastic: Whether the run is elastic.
+    """
+    if not is_elastic:
+        return cannot_join("the run was not started with --elastic.")
+    if facts["size"] != size or facts["index"] >= size:
+        return cannot_join(f"it is worker {facts['index']} of a run of at most {size}.")
+    if other := present.get(facts["index"]):
+        return cannot_join(f"{name_of(other)} has its place.")
+    for _, other in sorted(present.items()):
+        if facts.get("cpu_devices") != other.get("cpu_devices"):
+            return cannot_join(
+                f"it has {facts.get('cpu_devices')} CPU device(s), and {name_of(other)} has"
+                f" {other.get('cpu_devices')}. Give --devices-per-worker as for the run."
+            )
+    return _other_versions(facts, present)
 
 
 def checked_facts(facts: Any) -> Message:

@@ -13,6 +13,7 @@ class Resizes:
 
     Attributes:
         least: The fewest workers that go on; 0 if the run is not elastic.
+        wait: Seconds that fewer of them wait for workers that join.
         new_keeper: Starts the coordination service for a number of workers.
         generation: How many resizes are complete.
         cause: Why one is in progress; "" if none is.
@@ -20,9 +21,11 @@ class Resizes:
 
     least: int
     new_keeper: Callable[[int], Keeper] | None = None
+    wait: float = 0.0
     generation: int = 0
     cause: str = ""
     _began: float = 0.0
+    _until: float | None = None  # how long fewer workers than the least wait for others
     # For each survivor: the last collective whose results it has, and the last it has completed.
     _survivors: dict[int, tuple[int, int]] = field(default_factory=dict)
     _completed_by_others: int = 0  # by workers that finished and left
@@ -32,11 +35,35 @@ class Resizes:
         """Whether ``left`` workers may go on after a loss."""
         return self.least > 0 and left >= self.least and self.new_keeper is not None
 
-    def begin(self, index: int, cause: str) -> None:
-        """Begin a resize without worker ``index``, or extend the one in progress."""
+    def hold(self, size: int) -> bool:
+        """Whether ``size`` workers must wait for others; the time begins when there are too few."""
+        if not self.is_on or size >= self.least:
+            self._until = None
+        elif self._until is None:
+            self._until = time.monotonic() + self.wait
+        return self._until is not None
+
+    def has_waited(self) -> bool:
+        """Whether too few workers have waited long enough; True once."""
+        is_over = self._until is not None and time.monotonic() > self._until and not self.cause
+        if is_over:
+            self._until = None
+        return is_over
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the run is elastic."""
+        return self.least > 0 and self.new_keeper is not None
+
+    def plan(self, cause: str) -> None:
+        """Begin a resize to which all members have agreed; or extend the one in progress."""
         if not self.cause:
             self._began = time.monotonic()
         self.cause = self.cause or cause
+
+    def begin(self, index: int, cause: str) -> None:
+        """Begin a resize without worker ``index``, or extend the one in progress."""
+        self.plan(cause)
         self._survivors.pop(index, None)
 
     def note(self, index: int, generation: int, has: int, completed: int) -> bool:

@@ -15,6 +15,10 @@ SERVICE_PORT_VARIABLE = "REPLICAX_SERVICE_PORT"
 TOKEN_VARIABLE = "REPLICAX_TOKEN"
 TOKEN_FILE_VARIABLE = "REPLICAX_TOKEN_FILE"
 METRICS_VARIABLE = "REPLICAX_METRICS_PORT"
+# Set by the launcher for a worker that joins a running elastic run.
+JOIN_VARIABLE = "REPLICAX_JOIN"
+TOO_FEW = 75  # the exit code of an elastic run that has waited in vain for more workers
+NOT_NEEDED = 76  # the exit code of a worker that came to join when the run was over
 
 NAME_VARIABLE = "REPLICAX_NAME_TIMEOUT"
 _KUBERNETES = "KUBERNETES_SERVICE_HOST"  # in every pod
@@ -45,6 +49,7 @@ class Settings:
         bind: The address at which the hub and JAX's service listen; None for worker 0's.
         service_port: The port of JAX's coordination service; 0 for any free one.
         metrics_port: The port at which the hub serves metrics; None for no metrics.
+        joins: Whether this worker joins a run that has begun.
     """
 
     hub: str | None
@@ -58,6 +63,7 @@ class Settings:
     bind: str | None = None
     service_port: int = 0
     metrics_port: int | None = None
+    joins: bool = False
 
     @classmethod
     def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -85,6 +91,7 @@ class Settings:
             bind=environment.get(BIND_VARIABLE, "").strip("[] ") or None,
             service_port=_port(SERVICE_PORT_VARIABLE, environment) or 0,
             metrics_port=_port(METRICS_VARIABLE, environment),
+            joins=environment.get(JOIN_VARIABLE) == "1",
         )
 
 
@@ -120,6 +127,7 @@ class HubOptions:
         hosts: The hosts whose launchers agree on restarts, if there are several.
         least_workers: The fewest workers with which the survivors of a lost worker go on; 0 if they
             do not.
+        wait: Seconds that fewer of them wait for workers that join; 0 if they end at once.
         least_hosts: The fewest hosts with which to restart; 0 if all are needed.
         program: The program's name if the hub must register the run; "" if a launcher does.
     """
@@ -138,6 +146,7 @@ class HubOptions:
     metrics_port: int | None = None
     hosts: tuple[str, ...] = ()
     least_workers: int = 0
+    wait: float = 0.0
     least_hosts: int = 0
     program: str = ""
 

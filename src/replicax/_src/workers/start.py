@@ -29,9 +29,10 @@ from replicax._src.workers import wire as _wire
 from replicax._src.workers.group import Group
 from replicax._src.workers.join import join
 from replicax._src.workers.probe import listen_host, require_reachable
+from replicax._src.workers.reports import cannot_join
 from replicax._src.workers.settings import Settings
 from replicax._src.workers.watchdog import load
-from replicax._src.workers.wire import Message
+from replicax._src.workers.wire import Message, Wire
 
 _log = logging.getLogger("replicax")
 
@@ -64,11 +65,9 @@ def start(facts: ClusterFacts) -> Group:
             facts.coordinator,
         )
     wire, go = join(facts, settings, gpus.local_gpus())
-    group = Group(facts, wire, go)
-    group.start()
-    _group.set_current(group)
-    if group.is_elastic:
-        elastic.turn_on(partial(_reform, group))
+    if settings.joins:
+        return _start_alone(facts, wire, go)
+    group = _start_group(facts, wire, go)
     if not go["same_program"] and facts.is_chief:
         _log.warning(
             "The workers were started from program files with different texts; they must call the"
@@ -77,6 +76,32 @@ def start(facts: ClusterFacts) -> Group:
     if not facts.is_connected:
         gpus.divide(go["members"], facts.index)
     _start_jax(group, go["service"])
+    return group
+
+
+def _start_group(facts: ClusterFacts, wire: Wire, go: Message) -> Group:
+    group = Group(facts, wire, go)
+    group.start()
+    _group.set_current(group)
+    if group.is_elastic:
+        elastic.turn_on(partial(_reform, group))
+    return group
+
+
+def _start_alone(facts: ClusterFacts, wire: Wire, go: Message) -> Group:
+    """Initialize JAX for a worker that joins, which is alone until it has the state.
+
+    Raises:
+        RollCallError: If it has other devices than CPUs.
+    """
+    address = go["members"][0]["address"]
+    alone = replace(facts, num_workers=1, index=0, addresses=(address,), is_chief=False)
+    group = _start_group(alone, wire, go)
+    group.number = facts.index
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    keep_programs_of_all()
+    if (kind := jax.local_devices()[0].platform) != "cpu":
+        raise RollCallError(cannot_join(f"it has devices of the kind {kind}; only CPUs can."))
     return group
 
 
@@ -159,11 +184,50 @@ def _reform(group: Group, commit: Callable[[], None] | None) -> bool:
         assert commit is not None
         commit()
     is_committed = bool(go["is_committed"])
+    _move(group, go)
+    return is_committed
+
+
+def _move(group: Group, go: Message) -> None:
+    """Move everything that this process has to the workers of the next generation."""
     elastic.before.run()
     while not _is_started(group, go):
         go = group.reform(has_new=False)
     elastic.after.run()
-    return is_committed
+
+
+def regroup(group: Group, cause: str, prepare: Callable[[], str]) -> None:
+    """Re-form the group between two steps, at which all workers have agreed to be.
+
+    Args:
+        group: The workers.
+        cause: The reason, for messages.
+        prepare: Runs first; returns where workers that join find the state, or "". A worker that is
+            lost meanwhile only makes the next group smaller, as no worker has begun another step.
+    """
+    completed, state = group.completed, ""
+    try:
+        state = prepare()
+    except WorkerLostError:
+        if not group.may_resize:
+            raise
+    _move(group, group.reform(has_new=False, completed=completed, planned=cause, state=state))
+
+
+def take_over(group: Group, restore: Callable[[str], None]) -> None:
+    """Take part in the run that this worker joins: restore the state of the others, and re-form.
+
+    Args:
+        group: The group of this worker alone.
+        restore: Restores the state at a path.
+    """
+    path = group.wait_for_state()
+    try:
+        elastic.check.run()
+        restore(path)
+    except elastic.CannotResizeError as error:
+        raise RollCallError(cannot_join(str(error))) from None
+    _move(group, group.take_part())
 
 
 def _is_started(group: Group, go: Message) -> bool:

@@ -240,6 +240,7 @@ class Connection:
     host: int | None = None
     unsent: bytes = b""  # the rest of a reader's last message
     index: int | None = None
+    candidate: int | None = None  # the index of a worker that joins, before it takes part
     since: float = field(default_factory=time.monotonic)
 
 
@@ -352,7 +353,7 @@ class Acceptor:
     def _waiting(self) -> list[Connection]:
         """Return the connections that have not joined yet."""
         unassigned = (v for v in self.connections.values() if v.index is None and v.host is None)
-        return [v for v in unassigned if not v.reads]
+        return [v for v in unassigned if not v.reads and v.candidate is None]
 
 
 def raise_file_limit(workers: int) -> None:
