@@ -90,7 +90,7 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
                 loss = train(batch)
                 note(np.concatenate(strategy.experimental_local_results(batch)).tolist(), loss)
             if strategy.num_replicas_in_sync < int(os.environ.get("WAIT_FOR", "0")):
-                time.sleep(0.5)
+                time.sleep(1.0)
             run.step()
         if "STOP_AFTER" in os.environ:
             run.commit()

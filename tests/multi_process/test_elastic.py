@@ -157,6 +157,57 @@ def test_too_few_workers_wait_and_end_with_a_commit(tmp_path):
 
 @slow
 @pytest.mark.multi_process
+def test_another_launcher_adds_a_worker(tmp_path):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RX_TEST_MARK": str(tmp_path)}
+    env |= {"PYTHONPATH": str(Path(replicax.__file__).parents[1]), "WAIT_FOR": "2"}
+    env |= {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "replicax", "launch"]
+    program = [TRAINEE, str(tmp_path), "150", "1@term@4"]
+    with subprocess.Popen(
+        [*command, "--workers", "1:2", "--elastic", *program],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as launcher:
+        lines = []
+        for line in launcher.stdout:
+            lines.append(line)
+            if "the others go on" in line:
+                break
+        joiner = subprocess.run(
+            [*command, "--workers", "1", "--join", str(launcher.pid), *program[:-1]],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        lines += launcher.stdout
+    assert launcher.returncode == 0, lines
+    assert joiner.returncode == 0, joiner.stdout + joiner.stderr
+    assert "[worker 1] sizes [2] chief False" in joiner.stdout
+    found = ledger(tmp_path)
+    check_ledger(found, 150)
+    assert [k for k, _ in itertools.groupby(sizes(found))] == [2, 1, 2]
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    assert left_behind(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--workers", "1:2", "--join", "1"], "--workers 1"),
+        (["--workers", "1", "--join", "1", "--elastic"], "omit --elastic"),
+        (["--workers", "1", "--join", "1", "-m"], "launched by process 1"),
+    ],
+)
+def test_joining_launcher_refuses_other_options_and_unknown_runs(arguments, fault, capsys):
+    assert main(["launch", *arguments, "train.py"]) == 2
+    assert fault in " ".join(capsys.readouterr().err.split())
+
+
+@slow
+@pytest.mark.multi_process
 def test_too_few_workers_go_on_when_one_joins(tmp_path):
     done = launch(tmp_path, "2:2", "0@step@4", options=JOINS)
     said = done.stdout + done.stderr

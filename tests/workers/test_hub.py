@@ -325,7 +325,8 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = ["join", "ping", "offer", "value", "withdraw", "raised", "progress", "bye", "nonce", "proof"]
-KEYS += ["ready", "has", "completed", "cannot", "generation"]
+KEYS += ["ready", "has", "completed", "cannot", "generation", "planned", "state", "goodbye"]
+KEYS += ["waits", "newcomer", "no newcomers"]
 MESSAGES = st.dictionaries(
     st.sampled_from(KEYS),
     JSON

@@ -282,6 +282,7 @@ class Gang:
         leases: The folder in which workers request time to save; see `workers.leases`.
         least: The fewest workers that go on when others fail; 0 if all must end then.
         waits: Whether fewer than these wait for others to join.
+        is_whole: Whether these are all workers of the run; otherwise they have joined it.
         rejoins: How often each of these is started again, to join the others.
         new_log: Returns the log of a worker that is started again for the n-th time.
     """
@@ -296,12 +297,14 @@ class Gang:
         least: int = 0,
         *,
         waits: bool = False,
+        is_whole: bool = True,
         rejoins: int = 0,
         new_log: Callable[[GangPlan, int], Log] = lambda plan, count: Log(None),
     ) -> None:
         self._leases = leases
         self._least = least
         self._waits = waits
+        self._is_whole = is_whole
         self._rejoins = rejoins
         self._new_log = new_log
         self._counts: dict[int, int] = {}  # how often each worker was started again
@@ -389,7 +392,8 @@ class Gang:
     def end(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Send a signal to all running workers, and kill them after ``grace`` seconds."""
         if grace:
-            _leases.announce_end(self._leases)
+            if self._is_whole:
+                _leases.announce_end(self._leases)
             sessions.send(number, [w.process.pid for w in self._running()])
             deadline = time.monotonic() + grace
             while self._running() and (time.monotonic() < deadline or self._is_saving(grace)):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from replicax._src.cli import ssh
+from replicax._src.cli import ssh, top
 from replicax._src.cli.council_seat import CouncilSeat
 from replicax._src.cli.gang import Gang, GangPlan, Log, Worker
 from replicax._src.cli.membership import Membership
@@ -29,6 +29,7 @@ from replicax._src.workers.run_registry import FOLDER, TOKEN_FILE
 from replicax._src.workers.sessions import Guard
 from replicax._src.workers.settings import (
     HUB_VARIABLE,
+    JOIN_VARIABLE,
     METRICS_VARIABLE,
     TOKEN_FILE_VARIABLE,
     TOO_FEW,
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", required=True, metavar="N", help="workers on all hosts, or MIN:MAX of them")
     add("--min-workers", type=int, metavar="N", help="the fewest workers to restart with")
     add("--elastic", action="store_true", help="go on without a lost worker, and let it join again")
+    add("--join", metavar="PID", help="add workers to the elastic run of this launcher")
     add(
         "--wait",
         type=float,
@@ -111,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
         The exit code of the worker that failed first, or 0; 128 plus the signal that ended the
         launcher.
     """
+    if options.join is not None:
+        return _join(options)
     options.members = Membership.of(options.workers, options.min_workers, len(_all_hosts(options)))
     _check(options)
     if options.dry_run and options.ssh and not options.remote:
@@ -165,6 +169,77 @@ def _reported(options: argparse.Namespace) -> Iterator[Reporter | None]:
         with contextlib.suppress(OSError):
             reporter.write()
             _say(f"wrote {options.report}")
+
+
+def _join(options: argparse.Namespace) -> int:
+    """Start workers that join a running elastic run; return their exit code."""
+    _check_join(options)
+    chosen = top.find_run(options.join)
+    status = top.current_status(chosen)
+    workers = {int(row["index"]): row for row in status["workers"]}
+    free = [i for i in range(status["most"]) if workers[i]["state"] not in ("here", "joining")]
+    if len(free) < int(options.workers):
+        raise ClusterError(
+            f"The run of process {options.join} has room for {len(free)} worker(s), not"
+            f" {options.workers}: it is elastic with at most {status['most']}, as --workers MIN:MAX"
+            " of its launcher says."
+            if status["most"]
+            else f"The run of process {options.join} was not started with --elastic."
+        )
+    options.members = Membership.of(str(status["most"]), None, 1)
+    addresses = [chosen.address, *(workers[i]["address"] for i in range(1, status["most"]))]
+    options.warning = _Warning()
+    try:
+        with _signals_as_interrupts(options.warning), _guarded(options.grace) as (guard, folder):
+            run_registry.write_token(chosen.token, folder)
+            plans = _plans(options, 0, folder / TOKEN_FILE, addresses)
+            plans = [_joining(plans[i]) for i in free[: int(options.workers)]]
+            gang = Gang(
+                plans,
+                [_log(options.log_dir, plan, ".join") for plan in plans],
+                guard,
+                leases=folder,
+                least=1,
+                waits=True,
+                is_whole=False,
+            )
+            try:
+                options.warning.pass_on(gang)
+                culprit = gang.wait(options.grace)
+            except KeyboardInterrupt as interrupt:
+                _end(gang, options.grace, interrupt)
+                raise
+            if culprit:
+                _say(_story(culprit, gang.workers))
+            return culprit.code if culprit else 0
+    except KeyboardInterrupt as interrupt:
+        return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
+def _joining(plan: GangPlan) -> GangPlan:
+    return replace(plan, environment={**plan.environment, JOIN_VARIABLE: "1"})
+
+
+def _check_join(options: argparse.Namespace) -> None:
+    """Raise for options that do not apply to workers that join."""
+    others = {
+        "--elastic": options.elastic,
+        "--hosts": options.hosts,
+        "--ssh": options.ssh,
+        "--port": options.port,
+        "--token-file": options.token_file,
+        "--min-workers": options.min_workers,
+        "--max-restarts": options.max_restarts,
+        "--metrics-port": options.metrics_port,
+        "--report": options.report,
+        "--dry-run": options.dry_run,
+    }
+    if given := [name for name, value in others.items() if value]:
+        raise ClusterError(f"--join takes the run as it is: omit {', '.join(given)}.")
+    if not options.workers.isdecimal() or int(options.workers) < 1:
+        raise ClusterError("--join needs the number of workers to add: --workers 1.")
+    if not _exists(options):
+        raise ClusterError(f"There is no program {options.program!r}; a module needs -m.")
 
 
 def _attempts(
@@ -322,9 +397,11 @@ def _log(folder: Path | None, plan: GangPlan, suffix: str) -> Log:
         ) from error
 
 
-def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangPlan]:
+def _plans(
+    options: argparse.Namespace, attempt: int, token: Path, addresses: list[str] | None = None
+) -> list[GangPlan]:
     """Return the command and environment of each worker of this host."""
-    addresses = _addresses(options)
+    addresses = _addresses(options) if addresses is None else addresses
     slots, position = options.members.slots, _position(options)
     each = len(slots)
     indices = range(position * each, (position + 1) * each)

@@ -164,6 +164,30 @@ def _choose_run(options: argparse.Namespace) -> LaunchedRun:
     raise ClusterError(f"There are {len(runs)} runs on this machine. Choose one:\n{names}")
 
 
+def find_run(pid: str) -> LaunchedRun:
+    """Return the run that the process ``pid`` has launched.
+
+    Raises:
+        ClusterError: If there is none.
+    """
+    runs = {run.name.rpartition(" ")[2]: run for run in launched()}
+    if pid in runs:
+        return runs[pid]
+    names = "; ".join(run.name for run in runs.values()) or "none"
+    raise ClusterError(
+        f"No run of this machine was launched by process {pid}. The runs that there are: {names}."
+    )
+
+
+def current_status(chosen: LaunchedRun) -> Message:
+    """Return the status of a run.
+
+    Raises:
+        ClusterError: If its hub does not answer.
+    """
+    return _first_status(chosen)
+
+
 def _token(options: argparse.Namespace) -> str:
     environment: Any = os.environ
     if options.token_file:

@@ -304,24 +304,30 @@ class Notice:
             first: Runs before.
         """
         group = _group.required()
-        path = os.path.join(os.environ[leases.VARIABLE], f"state-{group.generation}")
+        places: list[str] = []
 
         def prepare() -> str:
             first()
-            if why := self._why_closed(group):
+            why, place = self._why_closed(group)
+            if why:
                 group.refuse_newcomers(why)
                 return ""
             assert self._manager is not None
-            self._manager.hand_over(path)
-            return path
+            places.append(place)
+            self._manager.hand_over(place)
+            return place
 
         start.regroup(group, "A worker joins.", prepare)
         if group.facts.index == 0:
-            with suppress(OSError):
-                store.remove(path)
+            for place in places:
+                with suppress(OSError):
+                    store.remove(place)
 
-    def _why_closed(self, group: _group.Group) -> str:
-        """Return why no worker can join, the same on all workers; "" if one can."""
+    def _why_closed(self, group: _group.Group) -> tuple[str, str]:
+        """Return why no worker can join, "" if one can; and where to put the state for it.
+
+        Both are the same on all workers.
+        """
         why = ""
         try:
             elastic.check.run()
@@ -329,7 +335,9 @@ class Notice:
             why = str(error)
         if self._manager is None or sum(1 for one in _notices if _is_open(one())) > 1:
             why = "The program does not have one `rx.train.Resumable` for its whole state."
-        return next(filter(None, group.agree("the workers that join", why)), "")
+        place = os.path.join(os.environ[leases.VARIABLE], f"state-{group.generation}")
+        answers = group.agree("the workers that join", [why, place])
+        return next((why for why, _ in answers if why), ""), answers[0][1]
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
         """Wait until a worker is preempted, then agree with all workers on the last step."""

@@ -126,6 +126,7 @@ class Hub:
         found = {**self._gone, **joining, **here}
         return {
             "size": self._size,
+            "most": self._options.size if self._resizes.is_on else 0,
             "generation": self._resizes.generation,
             "seconds": time.monotonic() - self._began,
             "news": self._news,
