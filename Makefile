@@ -143,6 +143,7 @@ test-stores: $(VENV)-stores/.done
 CHAOS ?= --faults 300
 chaos: $(VENV)/.dev chaos-stores
 	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
+	PYTHONPATH=$(CURDIR) python -m tests.chaos.elastic $(CHAOS_ELASTIC)
 
 CHAOS_STORES ?= --faults 28 --each 7
 chaos-stores: $(VENV)-stores/.done

@@ -3,8 +3,9 @@
 A worker is killed at the given point of the library, with ``step`` before it takes a step, or gets
 SIGTERM with ``term`` then; a worker that joins again does not. With ``STOP_AFTER`` in the
 environment, the run commits after that step and ends; with ``WAIT_FOR``, steps are slow while there
-are fewer replicas than that. A line for each step goes to the worker's ledger: the step, the number
-of replicas, this worker's examples, and the bits of the loss and the weights.
+are fewer replicas than that; with ``PACE``, each takes so many seconds longer. A line for each step
+goes to the worker's ledger: the step, the number of replicas, this worker's examples, and the bits
+of the loss and the weights.
 """
 
 import json
@@ -89,6 +90,7 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
                 batch = next(batches)
                 loss = train(batch)
                 note(np.concatenate(strategy.experimental_local_results(batch)).tolist(), loss)
+            time.sleep(float(os.environ.get("PACE", "0")))
             if strategy.num_replicas_in_sync < int(os.environ.get("WAIT_FOR", "0")):
                 time.sleep(1.0)
             run.step()

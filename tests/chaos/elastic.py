@@ -1,0 +1,149 @@
+"""Losses and joins in one elastic run: ``python -m tests.chaos.elastic --faults 30``.
+
+Kills random workers of a training with ``--elastic``, which the launcher starts again: any worker,
+also the first, two at once, while the others re-form, and while a worker joins. At the end the
+ledger of the workers must show that every step was taken once, with its examples, by all workers
+that took part, and the weights must be NumPy's.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import replicax as rx
+from replicax._src.cli import top
+from replicax._src.cluster.checks import ClusterError
+
+BATCH, STEPS = 12, 6000
+TRAINEE = Path(__file__).parents[1] / "multi_process" / "elastic.py"
+SOURCES = Path(rx.__file__).parents[1]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=0.2, help="seconds of a step")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        faults, said = _run(options, Path(folder))
+        violations = _check(Path(folder))
+    for kind, count in sorted(faults.items()):
+        _say(f"{kind:32} {count}")
+    _say(f"{sum(faults.values())} faults, {len(violations)} violations")
+    for violation in violations:
+        _say(f"VIOLATION {violation}")
+    if violations:
+        _say(said[-20_000:])
+    return 1 if violations else 0
+
+
+def _say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _run(options, folder):
+    """Run the training with faults, then end it; return the faults by kind, and its output."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(SOURCES)}
+    env |= {"PACE": str(options.pace)}
+    command = [sys.executable, "-m", "replicax", "launch", "--workers", "1:3", "--elastic"]
+    command += ["--max-restarts", "1000", str(TRAINEE), str(folder), str(STEPS)]
+    output = folder / "output"
+    chance, faults = random.Random(options.seed), Counter()
+    with open(output, "w") as file:
+        launcher = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
+        while sum(faults.values()) < options.faults and launcher.poll() is None:
+            time.sleep(chance.uniform(0.5, 2.0))
+            here, joining = _workers(launcher.pid)
+            kind, victims = _choose(chance, here, joining)
+            if not victims or not any(folder.glob("ledger*")):
+                continue
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            faults[kind] += 1
+            _say(f"{time.strftime('%H:%M:%S')} {kind}: {victims}")
+            time.sleep(chance.choice([0.0, 0.1, 5.0, 15.0]))  # also while the others re-form
+        if launcher.poll() is None:
+            time.sleep(5)
+            launcher.send_signal(signal.SIGTERM)
+        code = launcher.wait(300)
+    said = output.read_text()
+    if code != 128 + signal.SIGTERM or "starting all workers again" in said:
+        faults["VIOLATION: the run ended, or restarted all"] += 1
+        _say(said[-20_000:])
+    return faults, said
+
+
+def _workers(pid):
+    """The processes of the workers that take part, and of those that are joining."""
+    try:
+        rows = top.current_status(top.find_run(str(pid)))["workers"]
+    except ClusterError:
+        return [], []
+    return [[row["pid"] for row in rows if row["state"] == state] for state in ("here", "joining")]
+
+
+def _choose(chance, here, joining):
+    """A kind of fault and the processes to kill; at least one worker stays."""
+    kind = chance.choice(["first worker", "any worker", "two at once", "while one joins"])
+    if kind == "while one joins":
+        return kind, [chance.choice(joining)] if joining else []
+    count = 2 if kind == "two at once" else 1
+    if len(here) <= count:
+        return kind, []
+    return kind, here[:1] if kind == "first worker" else chance.sample(here, count)
+
+
+def _check(folder):
+    """Compare the ledgers with the dataset and with NumPy; return what differs."""
+    ids = list(rx.data.Dataset.range(BATCH * STEPS).shuffle(30, seed=7).batch(BATCH).take(STEPS))
+    rows = np.random.default_rng(0).normal(size=(BATCH * STEPS, 4)).astype("float32")
+    found: dict[int, list] = {}
+    for path in folder.glob("ledger*"):
+        for line in path.read_text().splitlines():
+            step, *rest = json.loads(line)
+            found.setdefault(step, []).append(rest)
+    last = max(found, default=0)
+    violations = [f"no line for step {k}" for k in range(1, last + 1) if k not in found]
+    weights, speed = np.ones(4), np.zeros(4)
+    for k in range(1, last + 1):
+        batch = np.asarray(ids[k - 1])
+        x = rows[batch]
+        speed = 0.9 * speed + 2 * (x @ weights - 1) @ x / BATCH
+        weights = weights - 0.01 * speed
+        violations += [f"step {k}: {text}" for text in _faults(found.get(k, []), batch, weights)]
+    sizes = Counter(lines[0][0] for lines in found.values())
+    _say(f"{last} steps; steps by the number of workers: {dict(sizes)}")
+    return violations[:20]
+
+
+def _faults(lines, batch, weights):
+    """What is wrong with the lines of one step."""
+    if not lines:
+        return
+    met = [i for _, ids, *_ in lines for i in ids]
+    size = lines[0][0]
+    if len({tuple(rest) for _, _, *rest in lines}) != 1 or {line[0] for line in lines} != {size}:
+        yield "the workers differ"
+    if len(met) != len(set(met)) or not set(met) <= set(batch.tolist()):
+        yield f"an example was met twice, or is another step's: {sorted(met)}"
+    if len(lines) == size and sorted(met) != sorted(batch.tolist()):
+        yield f"an example is missing: {sorted(met)}"
+    bits = np.frombuffer(bytes.fromhex(lines[0][3]), "float32")
+    if not np.allclose(bits, weights, rtol=1e-3, atol=1e-4):
+        yield f"the weights are {bits}, and NumPy's {weights}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
