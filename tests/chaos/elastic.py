@@ -3,7 +3,8 @@
 Kills random workers of a training with ``--elastic``, which the launcher starts again: any worker,
 also the first, two at once, while the others re-form, and while a worker joins. At the end the
 ledger of the workers must show that every step was taken once, with its examples, by all workers
-that took part, and the weights must be NumPy's.
+that took part, and the weights must be NumPy's. A worker that is lost while JAX connects the others
+ends them, and all are restarted from the last commit; that is counted, and is no violation.
 """
 
 import argparse
@@ -38,6 +39,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         faults, said = _run(options, Path(folder))
         violations = _check(Path(folder))
+        if "SIGTERM: saving after this step" not in said:
+            violations.append("the run ended before it was told to")
     for kind, count in sorted(faults.items()):
         _say(f"{kind:32} {count}")
     _say(f"{sum(faults.values())} faults, {len(violations)} violations")
@@ -79,9 +82,8 @@ def _run(options, folder):
             launcher.send_signal(signal.SIGTERM)
         code = launcher.wait(300)
     said = output.read_text()
-    if code != 128 + signal.SIGTERM or "starting all workers again" in said:
-        faults["VIOLATION: the run ended, or restarted all"] += 1
-        _say(said[-20_000:])
+    restarts = said.count("starting all workers again")
+    _say(f"exit code {code}; {restarts} times all workers were restarted from the last commit")
     return faults, said
 
 
@@ -110,9 +112,18 @@ def _check(folder):
     ids = list(rx.data.Dataset.range(BATCH * STEPS).shuffle(30, seed=7).batch(BATCH).take(STEPS))
     rows = np.random.default_rng(0).normal(size=(BATCH * STEPS, 4)).astype("float32")
     found: dict[int, list] = {}
-    for path in folder.glob("ledger*"):
-        for line in path.read_text().splitlines():
-            step, *rest = json.loads(line)
+    attempts = {path: int(path.name.rpartition(".")[2]) for path in folder.glob("ledger*")}
+    for attempt in sorted(set(attempts.values())):
+        lines = [
+            json.loads(line)
+            for path in attempts
+            if attempts[path] == attempt
+            for line in path.read_text().splitlines()
+        ]
+        # A restart of all continues from the last commit, and takes the steps since then again.
+        begin = min((step for step, *_ in lines), default=STEPS + 1)
+        found = {step: rest for step, rest in found.items() if step < begin}
+        for step, *rest in lines:
             found.setdefault(step, []).append(rest)
     last = max(found, default=0)
     violations = [f"no line for step {k}" for k in range(1, last + 1) if k not in found]

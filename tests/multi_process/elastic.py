@@ -76,7 +76,8 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
     def note(ids, loss):
         bits = [np.asarray(x).tobytes().hex() for x in (loss, weights, speed)]
         line = [int(count), strategy.num_replicas_in_sync, ids, *bits]
-        with open(f"{folder}/ledger{os.environ['RANK']}", "a") as file:
+        name = f"{os.environ['RANK']}.{os.environ['REPLICAX_RESTART']}"
+        with open(f"{folder}/ledger{name}", "a") as file:
             file.write(json.dumps(line) + "\n")
 
     state = {"w": weights, "s": speed, "n": count, "d": batches}

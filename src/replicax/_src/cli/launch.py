@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from replicax._src.cli import ssh, top
+from replicax._src.base.lazy import LazyModule
+from replicax._src.cli import ssh
 from replicax._src.cli.council_seat import CouncilSeat
 from replicax._src.cli.gang import Gang, GangPlan, Log, Worker
 from replicax._src.cli.membership import Membership
@@ -37,6 +39,11 @@ from replicax._src.workers.settings import (
     read_token,
 )
 from replicax._src.workers.wire import free_ports
+
+if TYPE_CHECKING:
+    from replicax._src.cli import top
+else:
+    top = LazyModule("replicax._src.cli.top")  # needed for --join only
 
 _SHOWN = 20
 _SHOWN_VARIABLES = (
