@@ -16,7 +16,7 @@ from replicax._src.workers.wire import Acceptor, Connection, Message
 
 
 @dataclass
-class Candidate:
+class Newcomer:
     """A worker that does not take part yet.
 
     Attributes:
@@ -37,12 +37,12 @@ class Candidates:
 
     def __init__(self, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
-        self._found: dict[int, Candidate] = {}
+        self._found: dict[int, Newcomer] = {}
 
     def add(self, connection: Connection, facts: Message) -> None:
         """Add a worker."""
         connection.candidate = facts["index"]
-        self._found[facts["index"]] = Candidate(connection, facts)
+        self._found[facts["index"]] = Newcomer(connection, facts)
 
     def rows(self) -> Iterator[tuple[int, Message, Progress]]:
         """Yield the index, facts and progress of each."""
@@ -80,7 +80,7 @@ class Candidates:
                 one.progress.moved = time.monotonic()
                 one.connection.wire.send({"state": path})
 
-    def promoted(self) -> dict[int, Candidate]:
+    def promoted(self) -> dict[int, Newcomer]:
         """Remove and return the candidates that have the state, by index."""
         ready = {i: one for i, one in self._found.items() if one.stage == "restored"}
         for index, one in ready.items():
