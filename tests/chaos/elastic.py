@@ -34,6 +34,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600, help="the time limit")
     parser.add_argument("--pace", type=float, default=0.2, help="seconds of a step")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,12 @@ def _run(options, folder):
     chance, faults = random.Random(options.seed), Counter()
     with open(output, "w") as file:
         launcher = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
-        while sum(faults.values()) < options.faults and launcher.poll() is None:
+        until = time.monotonic() + options.seconds
+        while (
+            sum(faults.values()) < options.faults
+            and launcher.poll() is None
+            and time.monotonic() < until
+        ):
             time.sleep(chance.uniform(0.5, 2.0))
             here, joining = _workers(launcher.pid)
             kind, victims = _choose(chance, here, joining)
@@ -93,7 +99,10 @@ def _workers(pid):
         rows = top.current_status(top.find_run(str(pid)))["workers"]
     except ClusterError:
         return [], []
-    return [[row["pid"] for row in rows if row["state"] == state] for state in ("here", "joining")]
+    here = [row for row in rows if row["state"] == "here"]
+    if not all(row.get("steps") for row in here):  # all have been started again
+        return [], []
+    return [row["pid"] for row in here], [row["pid"] for row in rows if row["state"] == "joining"]
 
 
 def _choose(chance, here, joining):
