@@ -353,6 +353,13 @@ def test_a_name_that_changes_in_a_loop_is_not_proved_to_be_a_float():
     assert len(port(code).marks) == 1
 
 
+def test_names_that_are_assigned_often_from_themselves_take_linear_time():
+    lines = "".join(f"    x = x * y + {i}\n    y = x + y\n" for i in range(40))
+    code = f"import tensorflow as tf\ndef f(x, y):\n{lines}    return tf.reduce_mean(x)\n"
+
+    assert len(port(code).marks) == 1
+
+
 def test_a_comment_stands_above_the_statement_and_its_decorators():
     code = body("@tf.function\n@tf.raw_ops.Foo\ndef f(x):\n    return x")
 

@@ -570,28 +570,34 @@ class _FunctionBody:
         operands = [node.left, *(target.comparator for target in node.comparisons)]
         return is_order and any(isinstance(x, cst.Name) and x.value in plain for x in operands)
 
-    def _is_tensor(self, node: Any, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether an expression is certainly a tensor, and no shape."""
+    def _is_tensor(self, node: Any, known: dict[str, bool] | None = None) -> bool:
+        """Whether an expression is certainly a tensor, and no shape.
+
+        Args:
+            node: The expression.
+            known: The answers for names, each of which is asked about once.
+        """
+        known = {} if known is None else known
         match node:
             case cst.Attribute():
                 return node.attr.value in _TENSOR_ATTRIBUTES
             case cst.Name():
-                return self._is_tensor_name(node.value, seen)
+                if node.value not in known:
+                    known[node.value] = node.value in self.tensors
+                    known[node.value] = self._is_tensor_name(node.value, known)
+                return known[node.value]
             case cst.Call():
-                return self._is_tensor_call(node, seen)
-        return any(self._is_tensor(operand, seen) for operand in _operands(node))
+                return self._is_tensor_call(node, known)
+        return any(self._is_tensor(operand, known) for operand in _operands(node))
 
-    def _is_tensor_name(self, name: str, seen: frozenset[str]) -> bool:
-        if name in seen or name in self.tensors:
-            return name in self.tensors
+    def _is_tensor_name(self, name: str, known: dict[str, bool]) -> bool:
         values = self.values.get(name, [])
-        if not values or name in self._parameters:
-            return False
-        inner = seen | {name}
+        if name in self.tensors or not values or name in self._parameters:
+            return name in self.tensors
         others = [v for v in values if not (v is not None and name in reads(v))]
-        return bool(others) and all(v is not None and self._is_tensor(v, inner) for v in others)
+        return bool(others) and all(v is not None and self._is_tensor(v, known) for v in others)
 
-    def _is_tensor_call(self, node: cst.Call, seen: frozenset[str]) -> bool:
+    def _is_tensor_call(self, node: cst.Call, known: dict[str, bool]) -> bool:
         path = self._found.paths.get(node.func)
         if path is None:
             func = node.func
@@ -601,7 +607,7 @@ class _FunctionBody:
         if not any(n in _TENSORS or n.startswith(_FAMILIES) for n in names):
             return False
         values = [arg.value for arg in node.args]
-        if any(self._is_tensor(value, seen) for value in values):
+        if any(self._is_tensor(value, known) for value in values):
             return True
         return not any(self._is_static(value) for value in values)
 

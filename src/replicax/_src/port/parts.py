@@ -224,12 +224,21 @@ def is_float(
     node: cst.BaseExpression,
     facts: Facts,
     path_of: Callable[[cst.CSTNode], str | None],
-    depth: int = 6,
+    known: dict[str, bool] | None = None,
 ) -> bool:
-    """Whether TensorFlow, which never mixes dtypes, certainly computes an expression in floats."""
+    """Whether TensorFlow, which never mixes dtypes, certainly computes an expression in floats.
+
+    Args:
+        node: The expression.
+        facts: Facts about the program.
+        path_of: Returns the path of a name of TensorFlow.
+        known: The answers for names. Each is asked about once: a name that is assigned many times
+            from itself would take exponential time.
+    """
+    known = {} if known is None else known
 
     def each(nodes: Iterable[cst.BaseExpression]) -> list[bool]:
-        return [depth > 0 and is_float(n, facts, path_of, depth - 1) for n in nodes]
+        return [is_float(n, facts, path_of, known) for n in nodes]
 
     match node:
         case cst.Float():
@@ -239,8 +248,11 @@ def is_float(
         case cst.UnaryOperation():
             return any(each([node.expression]))
         case cst.Name():
-            values = facts.values.get(node.value, ())
-            return bool(values) and all(each(values))
+            if node.value not in known:
+                known[node.value] = False  # until it is proved
+                values = facts.values.get(node.value, ())
+                known[node.value] = bool(values) and all(each(values))
+            return known[node.value]
         case cst.Call():
             return _returns_float(node, facts, path_of, each)
     return False

@@ -483,25 +483,34 @@ class _Rewriter(cst.CSTTransformer):
         is_of_shape = any(self._is_shape(argument.value) for argument in node.args)
         return "Its argument is a shape, which is a tuple of numbers." if is_of_shape else ""
 
-    def _is_shape(self, node: cst.CSTNode, depth: int = 3) -> bool:
-        """Whether an expression is certainly computed from shapes, which are known in a trace."""
+    def _is_shape(self, node: cst.CSTNode, known: dict[str, bool] | None = None) -> bool:
+        """Whether an expression is certainly computed from shapes, which are known in a trace.
+
+        Args:
+            node: The expression.
+            known: The answers for names, each of which is asked about once.
+        """
+        known = {} if known is None else known
         match node:
             case cst.Call():
                 path = self._path(node.func) or ""
                 if path.rpartition(".")[2] in ("shape", "TensorShape"):
                     return True
-                of_shape = any(self._is_shape(a.value, depth) for a in node.args)
+                of_shape = any(self._is_shape(a.value, known) for a in node.args)
                 return of_shape and path.rpartition(".")[2] in _SHAPE_MATH
             case cst.Subscript():
                 is_slice = not m.matches(node, m.Subscript(slice=[m.SubscriptElement(m.Index())]))
-                return is_slice and self._is_shape(node.value, depth)
+                return is_slice and self._is_shape(node.value, known)
             case cst.List() | cst.Tuple():
-                return any(self._is_shape(element.value, depth) for element in node.elements)
+                return any(self._is_shape(element.value, known) for element in node.elements)
             case cst.BinaryOperation():
-                return self._is_shape(node.left, depth) or self._is_shape(node.right, depth)
+                return self._is_shape(node.left, known) or self._is_shape(node.right, known)
             case cst.Name():
-                values = self._facts.values.get(node.value, ())
-                return depth > 0 and any(self._is_shape(value, depth - 1) for value in values)
+                if node.value not in known:
+                    known[node.value] = False
+                    values = self._facts.values.get(node.value, ())
+                    known[node.value] = any(self._is_shape(value, known) for value in values)
+                return known[node.value]
         return False
 
     def _is_certain(self, node: cst.Call, row: Row) -> bool:
