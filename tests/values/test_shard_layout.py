@@ -33,6 +33,35 @@ def test_each_replica_has_its_part_of_the_sum_whatever_the_dimensions_of_the_sli
     np.testing.assert_array_equal(cut.whole(found), jnp.sum(x, axis=0))
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("shape", [(8, 3), (5, 7), (3, 16, 64)])
+def test_groups_of_replicas_each_gather_and_reduce_the_whole(shape, groups):
+    layout = ShardLayout(shape, 8 // groups, groups=groups)
+    rng = np.random.default_rng(0)
+    x, whole = rng.integers(-99, 99, (8, *shape)).astype("f4"), rng.normal(size=shape)
+    mesh = Mesh(np.asarray(jax.devices()[:8]), (REPLICA_AXIS,))
+
+    def body(x, part):
+        own = layout.local_shard(layout.gathered(part))
+        return layout.reduce_scatter(x[0]), layout.gathered(part)[None], own
+
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(PartitionSpec(REPLICA_AXIS), layout.spec),
+        out_specs=(layout.spec, PartitionSpec(REPLICA_AXIS), layout.spec),
+        check_vma=False,
+    )
+    stored = layout.stored(whole.astype("f4"))
+    sums, gathered, again = jax.jit(mapped)(x, stored)
+
+    np.testing.assert_array_equal(layout.whole(sums), x.sum(axis=0))
+    np.testing.assert_array_equal(sums, layout.stored(x.sum(axis=0)))
+    np.testing.assert_array_equal(gathered, np.stack([whole] * 8).astype("f4"))
+    np.testing.assert_array_equal(again, stored)
+    np.testing.assert_array_equal(stored, layout.stored(jnp.asarray(whole, "f4")))
+
+
 @pytest.mark.parametrize(
     ("shape", "cores", "lines"),
     [

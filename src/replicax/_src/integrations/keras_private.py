@@ -71,7 +71,7 @@ def _is_cut(*args: Any, **kwargs: Any) -> bool:
     leaves = keras.tree.flatten([args, kwargs])
     backing = (vars(v).get("_rx") for v in leaves if isinstance(v, keras.Variable))
     cells = [b.cell for b in backing if b is not None]
-    return any(cell.spec != WHOLE and not cell.sharded for cell in cells)
+    return any(cell.spec != WHOLE for cell in cells)
 
 
 def _trains(model: Any = None, *_: Any, **__: Any) -> bool:

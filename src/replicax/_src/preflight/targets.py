@@ -33,15 +33,13 @@ from typing import Any
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.types import VariableSynchronization
-from replicax._src.collectives.cross_device_ops import NcclAllReduce
 from replicax._src.files.paths import local_file
 from replicax._src.state.cell import Cell
 from replicax._src.state.variable import Variable, live_variables, policy_for
-from replicax._src.strategy.base import live_strategies
+from replicax._src.strategy.base import default_ops, live_strategies
 from replicax._src.topology.mesh import Topology
 from replicax._src.topology.tpu_generations import GENERATIONS, SliceShape
-from replicax._src.values.placement import WHOLE
-from replicax._src.values.sharded import SPEC, is_sharded, is_sharded_over_replicas
+from replicax._src.values.sharded import is_sharded, is_sharded_over_replicas
 
 _SLICES = re.compile(r"(?:(?P<count>[1-9]\d*)x ?)?(?P<slice>\w+[:-][\dx]+)")
 _CORES = re.compile(r"(?P<kind>v\w+)-(?P<number>[1-9]\d*)")
@@ -320,21 +318,21 @@ def redeclare_variables(target: Topology, policy: str) -> Iterator[None]:
     placed = [v for v, where in found if where is not None]
     strategies = {v.distribute_strategy for v in placed}
     old_policies = {s: (s.variable_policy, vars(s)["_ops"]) for s in strategies}
-    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in placed]
+    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.sharded) for v in placed]
     for strategy in strategies if policy else ():
-        ops = NcclAllReduce.for_variables(sharded=is_sharded(policy))
+        ops = default_ops(target, sharded=is_sharded(policy))
         vars(strategy).update(variable_policy=policy, _ops=ops)
     for variable, where in found:
         if where is not None and (policy or (where.num_replicas > 1) != several):
-            _declare(variable, several=several)
+            _declare(variable, target)
     try:
         yield
     finally:
         for strategy, (policy_before, ops) in old_policies.items():
             vars(strategy).update(variable_policy=policy_before, _ops=ops)
-        for variable, cell, sync_policy, per_replica, spec in old:
+        for variable, cell, sync_policy, per_replica, was_sharded in old:
             vars(variable)["_policy"] = sync_policy
-            cell.per_replica, cell.spec, cell.sharded = per_replica, spec, spec == SPEC
+            cell.per_replica, cell.sharded = per_replica, was_sharded
 
 
 @contextmanager
@@ -362,15 +360,14 @@ def move_to(target: Topology, used: Sequence[Cell]) -> Iterator[None]:
             vars(strategy)["_topology"] = here
 
 
-def _declare(variable: Variable, *, several: bool) -> None:
-    """Set a variable's layout and policy for one replica or ``several``."""
-    cell, strategy = variable.cell, variable.distribute_strategy
+def _declare(variable: Variable, target: Topology) -> None:
+    """Set a variable's layout and policy for the replicas of ``target``."""
+    cell, strategy, several = variable.cell, variable.distribute_strategy, target.num_replicas > 1
     on_read = variable.synchronization is VariableSynchronization.ON_READ
     cell.per_replica = on_read and several
+    policy_name = strategy.variable_policy
     cell.sharded = (
-        several and not on_read and is_sharded_over_replicas(cell, strategy.variable_policy)
+        several and not on_read and is_sharded_over_replicas(cell, policy_name, target, cell.spec)
     )
-    if cell.sharded or cell.spec == SPEC:
-        cell.spec = SPEC if cell.sharded else WHOLE
     policy = policy_for(cell, strategy, variable.aggregation, several=several)
     vars(variable)["_policy"] = policy

@@ -134,7 +134,8 @@ def trace(step: Step, devices: Target, variation: Variation = UNCHANGED) -> Trac
     )
     if found is None:
         return _without_strategy(step, devices)
-    target = PlannedTopology.of(devices.num_devices, found.cores, devices.mesh_shape)
+    shape = devices.mesh_shape
+    target = PlannedTopology.of(devices.num_devices, found.cores, shape, found.shards, found.axes)
     places, notes = _device_coordinates(found, devices)
     with redeclare_variables(target, variation.policy), move_to(target, used):
         program, avals = _program(step.function, step.arguments, target, variation.rows)

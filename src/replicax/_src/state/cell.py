@@ -42,7 +42,7 @@ from replicax._src.values.placement import (
     split,
     stack,
 )
-from replicax._src.values.sharded import SPEC, ShardLayout
+from replicax._src.values.sharded import ShardLayout, sharded_axis
 
 _numbers = itertools.count(1)
 
@@ -60,8 +60,7 @@ class Cell:
         owned: Whether this cell has the only reference to `value`, so that a compiled call may
             donate it: the array is the output of a compiled call, or a copy made for this cell.
             A read clears the flag.
-        spec: The sharding of a mirrored value over the logical devices of each replica, or over
-            the replicas.
+        spec: The sharding of the value over the logical devices of each replica.
         averages: Whether different values written by the replicas are averaged (floats only), as
             for batch statistics. Otherwise different values are an error.
         draws: Whether it is the state of a random number generator.
@@ -92,7 +91,7 @@ class Cell:
 
     transient = False  # whether it is filled for every call and holds no value between calls
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         value: jax.Array,
         topology: Topology | None,
@@ -100,13 +99,14 @@ class Cell:
         *,
         per_replica: bool,
         spec: PartitionSpec = WHOLE,
+        sharded: bool = False,
     ) -> None:
         self.shape: tuple[int, ...] = tuple(value.shape)
         self.dtype: Any = value.dtype
         self.topology = topology
         self.per_replica = per_replica
         self.spec = spec
-        self.sharded = spec == SPEC
+        self.sharded = sharded
         self.name = name
         # The same in every process of a cluster, since all processes create the same variables.
         self.number = next(_numbers) if topology is not None else 0
@@ -135,7 +135,9 @@ class Cell:
         topology = self.topology
         if not self.sharded or topology is None:
             return None
-        return ShardLayout(self.shape, topology.num_replicas, topology.lines)
+        count = topology.shard_count
+        groups = topology.num_replicas // count
+        return ShardLayout(self.shape, count, topology.lines, groups=groups, logical=self.spec)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -164,12 +166,15 @@ class Cell:
         if self.per_replica:
             return self.topology.stacked
         layout = self.shard_layout
-        return self.topology.sharding(self.spec if layout is None else layout.spec)
+        return self.topology.sharding(self.spec if layout is None else layout.full_spec)
 
     def lay_out(self, spec: PartitionSpec) -> None:
         """Reshard the value over the logical devices as `spec` describes."""
         value = self.value if is_planned(self.value) else self.view()
         self.spec = spec
+        if self.sharded and spec != WHOLE:
+            assert self.topology is not None
+            self.sharded = sharded_axis(self.shape, self.topology.shard_count, spec) is not None
         self.store(value)
 
     def to_one_device(self) -> None:
@@ -198,7 +203,7 @@ class Cell:
         """Return the value for cross-replica code: an array, or a per-replica value."""
         self._require_value()
         if self.sharded:
-            return self._collected(0)
+            return self._with_layout(self._collected(0))
         with variable_lock:
             self.owned = False
             if not self.per_replica:
@@ -268,6 +273,14 @@ class Cell:
             own[replica] = piece
             whole = not self.per_replica and not self.sharded
             self.put(join(own, self.topology, self.spec) if whole else tuple(own))
+
+    def _with_layout(self, x: jax.Array) -> jax.Array:
+        """Return a gathered value sharded over logical devices, so that new variables follow it."""
+        topology = self.topology
+        assert topology is not None
+        if self.spec == WHOLE or not topology.is_fully_addressable:
+            return x
+        return replicate(x, topology, self.spec)
 
     def _collected(self, replica: int) -> jax.Array:
         """Gather a sharded value to the device of one of this process's replicas."""

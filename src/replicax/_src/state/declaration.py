@@ -23,7 +23,7 @@ from replicax._src.base.errors import VariableError
 from replicax._src.base.managers import contextmanager
 from replicax._src.base.ops import kept_dtype
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
-from replicax._src.topology.mesh import Topology, partition_spec
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, partition_spec
 from replicax._src.values.placement import WHOLE
 
 
@@ -136,7 +136,7 @@ def is_planning() -> bool:
     return _planning.get()
 
 
-def plan(initial_value: Callable[[], Any] | Any, dtype: Any) -> jax.ShapeDtypeStruct:
+def plan(initial_value: Any, dtype: Any) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of an initial value."""
     make = initial_value if callable(initial_value) else lambda: initial_value
     dtype = kept_dtype(dtype)
@@ -183,17 +183,22 @@ def refuse_planned(x: Any, name: str) -> None:
         )
 
 
-class LayoutMap(MutableMapping[str, Sequence[int]]):
+# Of one axis of a variable: a number of parts, or names of axes of the devices of a replica.
+Partition = int | str | tuple[str, ...] | None
+
+
+class LayoutMap(MutableMapping[str, Sequence[Partition]]):
     """Patterns of variable names, with the partition dimensions of the matching variables.
 
-    Under a `TPUStrategy` whose replicas have several logical devices, a variable created inside
+    Under a strategy whose replicas have several logical devices, a variable created inside
     `scope` whose name matches is sharded over them, so that each device holds only its shard.
     Create optimizer state for it with ``jnp.zeros_like(variable)``, or in
     ``strategy.extended.colocate_vars_with(variable)``: both follow the variable's layout.
 
     Args:
-        layouts: From pattern to partition dimensions, one number for each axis of the variable.
-            Their product must divide the number of logical devices.
+        layouts: From pattern to partition dimensions: for each axis of the variable a number,
+            whose product must divide the number of logical devices; or a name of
+            ``devices_per_replica``, several names, or None.
 
     Example:
         >>> layouts = rx.tpu.LayoutMap({"up/kernel": [1, 2], "down/kernel": [2, 1]})
@@ -206,14 +211,14 @@ class LayoutMap(MutableMapping[str, Sequence[int]]):
         (8, 16)
     """
 
-    def __init__(self, layouts: Mapping[str, Sequence[int]] | None = None) -> None:
-        self._layouts: dict[str, tuple[int, ...]] = {}
+    def __init__(self, layouts: Mapping[str, Sequence[Partition]] | None = None) -> None:
+        self._layouts: dict[str, tuple[Partition, ...]] = {}
         self.update(layouts or {})
 
-    def __getitem__(self, pattern: str) -> Sequence[int]:
+    def __getitem__(self, pattern: str) -> Sequence[Partition]:
         return self._layouts[pattern]
 
-    def __setitem__(self, pattern: str, partition_dimensions: Sequence[int]) -> None:
+    def __setitem__(self, pattern: str, partition_dimensions: Sequence[Partition]) -> None:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
@@ -247,7 +252,7 @@ class LayoutMap(MutableMapping[str, Sequence[int]]):
         finally:
             _layouts.reset(token)
 
-    def find(self, name: str) -> Sequence[int] | None:
+    def find(self, name: str) -> Sequence[Partition] | None:
         """Return the partition dimensions of a variable; None if no pattern matches its name.
 
         Raises:
@@ -297,6 +302,7 @@ def layout_of(
         isinstance(where, NamedSharding)
         and where.mesh == topology.mesh
         and not where.is_fully_replicated
+        and REPLICA_AXIS not in str(where.spec)
     ):
         return where.spec
     example = _example.get()

@@ -129,7 +129,14 @@ def duplicate(variable: Any) -> Any:
         return duplicate(whole).components[whole.components.index(variable)]
     old, value = variable.cell, variable.cell.view()
     lead = value.values[0] if old.per_replica else value
-    cell = Cell(lead, old.topology, old.name, per_replica=old.per_replica, spec=old.spec)
+    cell = Cell(
+        lead,
+        old.topology,
+        old.name,
+        per_replica=old.per_replica,
+        spec=old.spec,
+        sharded=old.sharded,
+    )
     cell.trainable, cell.averages, cell.draws = old.trainable, old.averages, old.draws
     if old.per_replica:
         cell.store(value)

@@ -105,7 +105,11 @@ def _describe_layout(cell: Cell, count: int) -> str:
     if isinstance(cell.value, tuple):
         return f"written copy by copy on {len(cell.value)} replicas"
     if cell.sharded:
-        return f"in {topology.num_replicas} parts, one on each replica"
+        parts = f"in {topology.shard_count} parts, one on each replica"
+        if topology.shard_count < topology.num_replicas:
+            parts += f" of a group of {topology.shard_count}"
+        cut = f", cut over {topology.cores} logical devices: {cell.spec}"
+        return parts if cell.spec == WHOLE else parts + cut
     if cell.spec != WHOLE:
         return f"mirrored, each copy cut over {topology.cores} logical devices: {cell.spec}"
     return f"mirrored on {count} devices"

@@ -46,7 +46,7 @@ from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import Distributed, DistributedValues, InBody, PerReplica
 from replicax._src.values.placement import has_strong_dtype, is_traced, private
 from replicax._src.values.replica_functions import broadcast_from_first
-from replicax._src.values.sharded import SPEC, is_sharded_over_replicas
+from replicax._src.values.sharded import is_sharded_over_replicas
 from replicax._src.workers import elastic
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -155,14 +155,15 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
             stacks = on_read and several
             if topology is not None and traced is None and not is_planned(value):
                 value = broadcast_from_first(value, topology, f"variable {self._name!r}")
-            spec = SPEC
-            if (
-                not several
-                or on_read
-                or not is_sharded_over_replicas(value, strategy.variable_policy)
-            ):
-                spec = layout_of(value, self._name, topology, per_replica=stacks)
-            cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
+            spec = layout_of(value, self._name, topology, per_replica=stacks)
+            is_sharded = several and not on_read
+            if is_sharded:
+                is_sharded = is_sharded_over_replicas(
+                    value, strategy.variable_policy, topology, spec
+                )
+            cell = Cell(
+                value, topology, self._name, per_replica=stacks, spec=spec, sharded=is_sharded
+            )
         cell.trainable = self._trainable
         self._policy: Policy = policy_for(cell, strategy, aggregation, several=several)
         if topology is not None and strategy.wraps_single:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, overlo
 import jax
 import jax.numpy as jnp
 
-from replicax._src.base.errors import ScopeError
+from replicax._src.base.errors import PlacementError, ScopeError
 from replicax._src.base.forks import is_forked, refuse_fork
 from replicax._src.base.tracebacks import shorten
 from replicax._src.base.types import AnyReduceOp, ReduceOp, VariablePolicy
@@ -42,6 +42,7 @@ from replicax._src.values.per_replica import (
     SomeArray,
     is_distributed,
     is_opaque,
+    is_ragged,
     pieces,
 )
 from replicax._src.values.reduce import (
@@ -61,6 +62,15 @@ from replicax._src.values.structures import (
 )
 
 _T = TypeVar("_T")
+
+
+def default_ops(topology: Topology | None, *, sharded: bool) -> NcclAllReduce:
+    """Return the ops that combine values of replicas, unless a strategy is given others."""
+    if topology is not None and topology.cores > 1:
+        # Gradients that are sharded over logical devices are not packed: that would reshard them.
+        return NcclAllReduce(num_packs=0)
+    return NcclAllReduce.for_variables(sharded=sharded)
+
 
 live_strategies: weakref.WeakSet[StrategyBase] = weakref.WeakSet()
 
@@ -92,7 +102,10 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         self._topology = topology
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self.reduce_dtype = checked_reduce_dtype(reduce_dtype, variable_policy)
-        self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
+        several = topology is not None and topology.cores > 1
+        self.has_logical_devices |= several
+        self.compiles_runs |= several  # XLA's partitioner needs a program
+        self._ops = cross_device_ops or default_ops(topology, sharded=sharded)
         self._extended = StrategyExtended(self)
         self.host_driven_programs: LRUCache[HostDrivenProgram] = LRUCache()
         self.host_driven_runs: LRUCache[HostDrivenRun] = LRUCache()
@@ -276,10 +289,21 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         StrategyBase.is_any_used = True
         if is_forked[0]:
             refuse_fork()
+        self._check_static(args, kwargs)
         try:
             return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
         except Exception as error:
             raise shorten(error)  # noqa: B904 - the same error
+
+    def _check_static(self, args: Any, kwargs: Any) -> None:
+        """Refuse batches that differ between replicas of several devices, which are one program."""
+        if self._topology is None or self._topology.cores == 1:
+            return
+        if any(map(is_ragged, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
+            raise PlacementError(
+                f"The replicas hold values of different shapes, such as a short last batch, and"
+                f" {self} needs the same shapes on all replicas. Batch with `drop_remainder=True`."
+            )
 
     @overload
     def gather(self, value: AnyArray, axis: int) -> jax.Array: ...

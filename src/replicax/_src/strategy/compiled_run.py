@@ -226,7 +226,8 @@ class _Traced:
 
     def _shard_layout(self, cell: Cell) -> ShardLayout | None:
         """Return the layout of a variable sharded over these replicas; None for other variables."""
-        return cell.shard_layout if cell.topology == self._topology else None
+        layout = cell.shard_layout if cell.topology == self._topology else None
+        return None if layout is None else layout.of_body
 
     def _spec(self, cell: Cell) -> PartitionSpec:
         if cell.per_replica:

@@ -26,7 +26,7 @@ from replicax._src.context.current import entered
 from replicax._src.state.levels import Storage, level
 from replicax._src.state.variables import value_of, variable_of
 from replicax._src.topology.devices import shown_devices
-from replicax._src.topology.mesh import REPLICA_AXIS, Topology, partition_spec
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, named_spec, partition_spec
 from replicax._src.values.per_replica import (
     Distributed,
     Joined,
@@ -99,7 +99,10 @@ class DescriptionMethods:
         if self.topology is None:
             return "plain: no strategy is in use"
         if self.variable_policy == "sharded":
-            return "sharded: those above 16 KiB lie in equal parts on the replicas"
+            shards = self.topology.shard_count
+            several = shards < self.topology.num_replicas
+            where = f"each group of {shards} replicas" if several else "the replicas"
+            return f"sharded: those above 16 KiB lie in equal parts on {where}"
         return "mirrored: a copy on each replica, kept equal"
 
     def _repr_html_(self) -> str:
@@ -224,7 +227,7 @@ def _of_cell(cell: Any) -> jax.Array:
 
 
 class LogicalDeviceMethods:
-    """Split, replicate and assign values over logical devices; for `TPUStrategy`."""
+    """Split, replicate and assign values over the logical devices of replicas."""
 
     # Whether replicas of this strategy can have several devices.
     has_logical_devices = False
@@ -233,6 +236,40 @@ class LogicalDeviceMethods:
     @abstractmethod
     def topology(self) -> Topology | None:
         """The topology: which devices form which replica."""
+
+    def constrain(self, x: Any, *names: str | Sequence[str] | None) -> Any:
+        """Shard a value over named axes of the devices of a replica.
+
+        An annotation, which changes no result: XLA's partitioner shards the computations on the
+        value too. Use it on activations, in the functions of a model.
+        If replicas have one device, it does nothing, so that the model runs anywhere.
+
+        Args:
+            x: An array, or a variable, which is resharded.
+            *names: For each axis of `x` the name of an axis of ``devices_per_replica``, several
+                names, or None; those left out are None.
+
+        Returns:
+            The same value, annotated.
+
+        Raises:
+            ValueError: If there is no such axis, or it does not divide the size.
+
+        Example:
+            >>> axes = {"tensor": 2, "sequence": 2}
+            >>> strategy = rx.distribute.MirroredStrategy(devices_per_replica=axes)
+            >>> @rx.function
+            ... def attend(x):
+            ...     return strategy.constrain(x, None, "sequence", "tensor").sum()
+            >>> total = strategy.run(attend, (jnp.ones((1, 4, 8)),))
+            >>> float(strategy.reduce("MEAN", total, axis=None))
+            32.0
+        """
+        topology = self.topology
+        if topology is None or topology.cores == 1:
+            return x
+        spec = named_spec(topology, names, _shape(x), what="the value")
+        return annotate(x, spec, topology)
 
     def experimental_split_to_logical_devices(
         self, tensor: Any, partition_dimensions: Sequence[int]
@@ -329,8 +366,9 @@ class LogicalDeviceMethods:
     def _logical_topology(self, verb: str) -> Topology:
         if not self.has_logical_devices or self.topology is None:
             raise NotImplementedError(
-                f"`{verb}` is a verb of rx.distribute.TPUStrategy, and this is {self}, whose"
-                " replicas have one device each. TPUStrategy runs without TPUs too: it simulates a"
+                f"`{verb}` is for replicas of several devices, as of rx.distribute.TPUStrategy, and"
+                f" this is {self}, whose replicas have one device each. Make it with"
+                " `devices_per_replica=...`. TPUStrategy runs without TPUs too: it simulates a"
                 " slice on virtual CPU devices (REPLICAX_CPU_DEVICES=8)."
             )
         return self.topology

@@ -4,11 +4,13 @@
 """
 
 import copy
+from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import jax
 
-from replicax._src.base.errors import ScopeError
+from replicax._src.base.errors import PlacementError, ScopeError
 from replicax._src.base.types import VariablePolicy
 from replicax._src.cluster.detection import choose_resolver, resolve_cluster
 from replicax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
@@ -21,10 +23,10 @@ from replicax._src.strategy import resize as _resize  # noqa: F401 - registers w
 from replicax._src.strategy.across_workers import AcrossWorkers
 from replicax._src.strategy.strategies import Strategy
 from replicax._src.topology.devices import default_devices
-from replicax._src.topology.mesh import Topology
+from replicax._src.topology.mesh import Topology, checked_axes
 from replicax._src.topology.virtual_devices import requested_devices
 from replicax._src.topology.worker_devices import join_workers
-from replicax._src.values.sharded import checked_reduce_dtype, is_sharded
+from replicax._src.values.sharded import check_shards, checked_reduce_dtype, is_sharded
 from replicax._src.workers import elastic, start
 from replicax._src.workers import group as _group
 from replicax._src.workers.group import Group
@@ -98,7 +100,7 @@ class WorkersAllReduce(NcclAllReduce):
     def __init__(
         self, options: CommunicationOptions | None, topology: Topology, *, sharded: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(num_packs=1 if topology.cores == 1 else 0)
         self.options = options or CommunicationOptions()
         # A worker of an elastic run may be alone for a while, and must compile what others do.
         is_spread = not topology.is_fully_addressable or elastic.is_on()
@@ -175,6 +177,10 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
             sharded variable outside of `run` is a collective: all workers must do it.
         reduce_dtype: The type in which gradients of sharded variables are summed, as for
             `MirroredStrategy`.
+        devices_per_replica: How many devices of a worker form a replica, or the names and sizes of
+            their axes, as for `MirroredStrategy`.
+        shards: Over how many consecutive replicas variables are sharded, as for
+            `MirroredStrategy`, such as those of one worker; all by default.
         alone: Train in this process only, and ignore the environment.
 
     Raises:
@@ -188,23 +194,40 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         1
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         variable_policy: VariablePolicy = "mirrored",
         *,
         reduce_dtype: Any = None,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        shards: int | None = None,
         alone: bool = False,
     ) -> None:
         sharded = is_sharded(variable_policy)
+        axes = checked_axes(devices_per_replica)
+        check_shards(shards, variable_policy)
         checked_reduce_dtype(reduce_dtype, variable_policy)
         _check_kind("cluster_resolver", cluster_resolver, ClusterResolver)
         _check_kind("communication_options", communication_options, CommunicationOptions)
         self._cluster = InCluster(cluster_resolver, alone=alone)
         topology = self._cluster.topology
+        _check_within_worker(prod(axes.values()), topology)
+        topology = self._cluster.topology = topology.divided(axes, shards or 0)
         ops = WorkersAllReduce(communication_options, topology, sharded=sharded)
         super().__init__(topology, ops, variable_policy, reduce_dtype)
+
+
+def _check_within_worker(cores: int, topology: Topology) -> None:
+    """Refuse replicas whose devices would belong to several workers."""
+    each = len(topology.local_replicas)
+    if each % cores:
+        raise PlacementError(
+            f"devices_per_replica is {cores}, and each worker has {each} devices: a replica is"
+            " within one worker, so it must divide their number. To shard variables over several"
+            ' workers use variable_policy="sharded".'
+        )
 
 
 def _check_kind(name: str, value: Any, kind: type) -> None:

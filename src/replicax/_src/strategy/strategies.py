@@ -19,6 +19,7 @@ from replicax._src.strategy.base import StrategyBase
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import AnyArray
 from replicax._src.values.reduce import Axis
+from replicax._src.values.sharded import check_shards
 from replicax._src.workers.group import current
 
 if TYPE_CHECKING:
@@ -153,10 +154,15 @@ class MirroredStrategy(Strategy):
         reduce_dtype: The type in which gradients of sharded variables are summed, such as
             ``"bfloat16"``, which halves the bytes sent; by default the type that they have. Each
             replica's gradient is rounded to it before the sum. Of compiled functions only.
+        devices_per_replica: How many consecutive devices form a replica: a number, or the names
+            and sizes of their axes, such as ``{"tensor": 4, "sequence": 2}``. A replica's arrays
+            are sharded over them by an `rx.tpu.LayoutMap` and `constrain`.
+        shards: Over how many consecutive replicas variables are sharded; all by default. With
+            fewer, each group of that many replicas holds all variables.
 
     Raises:
-        ValueError: If a device does not exist, is named twice, or is of another platform; or if
-            there is no such policy, or no such type.
+        ValueError: If a device does not exist, is named twice, or is of another platform; if there
+            is no such policy, or no such type; or if numbers do not divide those of the devices.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -167,18 +173,24 @@ class MirroredStrategy(Strategy):
         ...     v = rx.Variable(jnp.zeros((256, 256)))
         >>> [part.data.shape for part in v.cell.array().addressable_shards]
         [(128, 256), (128, 256)]
+        >>> pairs = rx.distribute.MirroredStrategy(devices_per_replica={"tensor": 2})
+        >>> pairs
+        <MirroredStrategy of 4 replicas of 2 logical devices>
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         devices: Devices | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         variable_policy: VariablePolicy = "mirrored",
         *,
         reduce_dtype: Any = None,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        shards: int | None = None,
     ) -> None:
         _warn_of_others()
-        topology = Topology.local(devices)
+        check_shards(shards, variable_policy)
+        topology = Topology.local(devices, devices_per_replica, shards or 0)
         super().__init__(topology, cross_device_ops, variable_policy, reduce_dtype)
 
 

@@ -9,9 +9,9 @@ shapes differ, synchronize on the host (see ``collectives._eager``).
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
@@ -42,10 +42,13 @@ class Topology:
         cores: The number of devices per replica.
         kind: The kind of device that they simulate, ``"TPU"`` in a simulated slice; else empty.
         assignment: The device assignment that determined the order, if any.
+        shards: The number of consecutive replicas over which sharded variables are sharded; 0 for
+            all of them.
+        axes: The names and sizes of the axes of a replica's devices, whose product is ``cores``.
 
     Raises:
         PlacementError: Without devices, if a device is listed twice, or if ``cores`` does not
-            divide their number.
+            divide their number, or ``shards`` that of the replicas.
 
     Example:
         >>> rx.extend.Topology.local(["CPU:0", "CPU:1"]).num_replicas
@@ -58,6 +61,8 @@ class Topology:
     cores: int = 1
     kind: str = ""
     assignment: Any = field(default=None, compare=False)
+    shards: int = 0
+    axes: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -66,6 +71,12 @@ class Topology:
             raise PlacementError(
                 f"cores is {self.cores}, and there are {len(self.devices)} devices: each replica"
                 " has that many devices, so it must be a positive divisor of their number."
+            )
+        if self.shards < 0 or self.num_replicas % self.shard_count:
+            raise PlacementError(
+                f"shards is {self.shards}, and there are {self.num_replicas} replicas: variables"
+                " are sharded over that many of them, so it must be a positive divisor of their"
+                " number."
             )
         self._check_distinct()
 
@@ -77,9 +88,30 @@ class Topology:
             )
 
     @classmethod
-    def local(cls, devices: Sequence[str | jax.Device] | None = None) -> "Topology":
-        """Return one replica per device; by default on all accelerators, else all CPU devices."""
-        return cls(resolve_all(devices) if devices else default_devices())
+    def local(
+        cls,
+        devices: Sequence[str | jax.Device] | None = None,
+        axes: Mapping[str, int] | int = 1,
+        shards: int = 0,
+    ) -> "Topology":
+        """Return replicas on these devices; by default on all accelerators, else all CPU devices.
+
+        Args:
+            devices: The devices, replica by replica.
+            axes: The number of devices per replica, or the names and sizes of their axes.
+            shards: See `Topology`.
+        """
+        named = checked_axes(axes)
+        chosen = resolve_all(devices) if devices else default_devices()
+        return cls(chosen).divided(named, shards)
+
+    def divided(self, axes: Mapping[str, int], shards: int) -> "Topology":
+        """Return replicas of several of the devices, in groups of `shards` replicas."""
+        cores = prod(axes.values())
+        shards = 0 if shards * cores == len(self.devices) else shards
+        if cores == 1 and not shards:
+            return self
+        return replace(self, cores=cores, axes=tuple(axes.items()), shards=shards)
 
     @property
     def num_replicas(self) -> int:
@@ -123,7 +155,19 @@ class Topology:
     @cached_property
     def logical_axes(self) -> dict[str, int]:
         """The names and sizes of a replica's mesh axes, one for each prime factor of ``cores``."""
-        return {f"l{i}": size for i, size in enumerate(prime_factors(self.cores))}
+        sizes = [size for _, size in self.axes] or [self.cores]
+        return {f"l{i}": n for i, n in enumerate(p for size in sizes for p in prime_factors(size))}
+
+    @cached_property
+    def named_axes(self) -> dict[str, tuple[str, ...]]:
+        """The mesh axes that form each named axis of a replica's devices."""
+        rest = iter(self.logical_axes)
+        return {name: tuple(next(rest) for _ in prime_factors(size)) for name, size in self.axes}
+
+    @property
+    def shard_count(self) -> int:
+        """The number of replicas over which sharded variables are sharded."""
+        return self.shards or self.num_replicas
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -176,9 +220,17 @@ class PlannedTopology(Topology):
         pass  # one device stands for all
 
     @classmethod
-    def of(cls, num_devices: int, cores: int, shape: tuple[int, ...] = ()) -> "PlannedTopology":
+    def of(
+        cls,
+        num_devices: int,
+        cores: int,
+        shape: tuple[int, ...] = (),
+        shards: int = 0,
+        axes: tuple[tuple[str, int], ...] = (),
+    ) -> "PlannedTopology":
         """Return a topology of ``num_devices`` in replicas of ``cores`` each."""
-        return cls((jax.local_devices()[0],) * num_devices, cores, shape=shape)
+        devices = (jax.local_devices()[0],) * num_devices
+        return cls(devices, cores, shape=shape, shards=shards, axes=axes)
 
     @cached_property
     def lines(self) -> tuple[int, ...]:
@@ -200,7 +252,8 @@ def lines_of(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
     The replicas fill the slice if each is one device and their number is the product.
     """
     lengths = tuple(n for n in (*reversed(shape[:-1]), *shape[-1:]) if n > 1)
-    is_filled = topology.cores == 1 and prod(lengths) == topology.num_replicas
+    is_whole = topology.cores == 1 and topology.shard_count == topology.num_replicas
+    is_filled = is_whole and prod(lengths) == topology.num_replicas
     return lengths if is_filled and len(lengths) > 1 else ()
 
 
@@ -215,9 +268,73 @@ def prime_factors(n: int) -> tuple[int, ...]:
     return tuple(factors)
 
 
+def checked_axes(axes: Mapping[str, int] | int) -> dict[str, int]:
+    """Return the named axes of the devices of a replica; a number is one axis, ``"tensor"``.
+
+    Raises:
+        PlacementError: If it is neither a number nor a mapping of names to numbers.
+    """
+    if isinstance(axes, Mapping):
+        named = dict(axes)
+    else:
+        named = {} if axes == 1 and not isinstance(axes, bool) else {"tensor": axes}
+    if not all(_is_positive(n) and isinstance(name, str) for name, n in named.items()):
+        raise PlacementError(
+            f"devices_per_replica is {axes!r}; it must be a positive number, or names of axes with"
+            " their sizes, such as {'tensor': 4, 'sequence': 2}."
+        )
+    return {name: int(n) for name, n in named.items()}
+
+
+def named_spec(
+    topology: Topology, names: Sequence[Any], shape: Sequence[int], *, what: str
+) -> PartitionSpec:
+    """Return the sharding of an array over named axes of the devices of a replica.
+
+    Args:
+        topology: The replicas and their devices.
+        names: For each axis of the array a name, several, or None; missing ones are None.
+        shape: The shape of the array.
+        what: A name for the array in messages.
+
+    Raises:
+        PlacementError: If there is no such axis, or it is used twice, or does not divide the size.
+
+    Example:
+        >>> from replicax._src.topology.mesh import Topology, named_spec
+        >>> eight = Topology.local(None, {"tensor": 4, "sequence": 2})
+        >>> named_spec(eight, ["sequence", None, "tensor"], (2, 3, 8), what="x")
+        P('l2', None, ('l0', 'l1'))
+    """
+    known, sizes = topology.named_axes, dict(topology.axes)
+    entries = [() if n is None else (n,) if isinstance(n, str) else tuple(n) for n in names]
+    used = [name for entry in entries for name in entry]
+    if not known and topology.cores == 1:
+        return PartitionSpec()
+    missing = [name for name in used if name not in known]
+    if missing or len(set(used)) < len(used):
+        problem = f"there is no axis {missing[0]!r}" if missing else "an axis is used twice"
+        raise PlacementError(
+            f"{what} cannot be sharded over {tuple(names)}: {problem}. The devices of a replica"
+            f" have the axes {sizes}; each can shard one axis of an array. They are named with"
+            " `devices_per_replica={'tensor': 4, 'sequence': 2}`."
+        )
+    if len(entries) > len(shape):
+        raise PlacementError(f"{what} has the shape {tuple(shape)}, and {len(entries)} names.")
+    for size, entry in zip(shape, entries, strict=False):
+        count = prod(sizes[name] for name in entry)
+        if size % count:
+            raise PlacementError(
+                f"{what} has the shape {tuple(shape)}, of which {size} is not divisible by the"
+                f" {count} devices of axis {' and '.join(entry)}. Shard another axis, or pad."
+            )
+    axes = [tuple(a for name in entry for a in known[name]) for entry in entries]
+    return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
+
+
 def partition_spec(
     topology: Topology,
-    partition_dimensions: Sequence[int],
+    partition_dimensions: Sequence[Any],
     shape: Sequence[int],
     *,
     what: str,
@@ -227,7 +344,7 @@ def partition_spec(
 
     Args:
         topology: The replicas and their logical devices.
-        partition_dimensions: The number of parts along each axis.
+        partition_dimensions: The number of parts along each axis, or names of axes of the devices.
         shape: The shape of the array.
         what: A name for the array in messages.
         may_repeat: Whether fewer parts than logical devices are allowed; parts are then replicated.
@@ -243,6 +360,8 @@ def partition_spec(
         >>> partition_spec(eight, [1, 2, 4, 1], (1, 8, 8, 3), what="an image")
         P(None, 'l0', ('l1', 'l2'))
     """
+    if any(n is None or isinstance(n, str | tuple) for n in partition_dimensions):
+        return named_spec(topology, partition_dimensions, shape, what=what)
     parts = _numbers(partition_dimensions)
     if len(parts) != len(shape):
         raise PlacementError(
@@ -262,9 +381,9 @@ def partition_spec(
         wanted = "a divisor of" if may_repeat else "equal to"
         raise PlacementError(
             f"partition_dimensions {parts} makes {total} parts; their number must be {wanted} the"
-            f" {cores} logical device(s) of a replica. The device assignment of the strategy says"
-            " how many there are: rx.tpu.experimental.DeviceAssignment.build(topology,"
-            " computation_shape=...)."
+            f" {cores} logical device(s) of a replica. The strategy says how many there are:"
+            " MirroredStrategy(devices_per_replica=...), or for TPUStrategy"
+            " rx.tpu.experimental.DeviceAssignment.build(topology, computation_shape=...)."
         )
     return _spec(topology, parts)
 

@@ -148,9 +148,16 @@ def part_at(index: tuple[slice, ...], shape: Shape, layout: ShardLayout | None) 
         layout: How the stored array maps to the logical one.
     """
     bounds = (s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
-    if layout is None or not layout.is_flat:
+    if layout is None or layout.is_plain:
         return Part(tuple(bounds))
+    if layout.axis is not None:  # each group of replicas has a copy
+        found = list(bounds)
+        begin, end = found[layout.axis]
+        start = begin % layout.shape[layout.axis]
+        found[layout.axis] = (start, start + end - begin)
+        return Part(tuple(found))
     ((begin, end),) = bounds
+    begin, end = begin % (rows := layout.part_shape[0] * layout.count), begin % rows + end - begin
     last = prod(layout.shape)
     return Part(((min(begin, last), min(end, last)),), is_flat=True)
 

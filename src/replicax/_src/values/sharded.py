@@ -18,12 +18,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
-from replicax._src.values.placement import first, fresh_copy, on_device, per_replica_jit
+from replicax._src.values.placement import (
+    WHOLE,
+    first,
+    fresh_copy,
+    on_device,
+    per_replica_jit,
+)
 from replicax._src.workers.elastic import cached_until_resize
 
 Shape = tuple[int, ...]
 
-SPEC = PartitionSpec(REPLICA_AXIS)
 # Variables up to this size stay replicated: a gather would cost more than the memory saved.
 SMALL_BYTES = 16 * 1024
 # A stack whose layers have fewer elements for each replica is sharded as any other array: its
@@ -40,6 +45,8 @@ class ShardLayout:
         count: The number of replicas.
         lines: The dimensions of the TPU slices that they fill; see `Topology.lines`.
         axis: The axis that is sharded, or None if the array is stored flat; -1 to choose it.
+        groups: The number of groups of `count` replicas, each of which has the whole array.
+        logical: The sharding over the devices of each replica.
 
     Example:
         >>> from replicax._src.values.sharded import ShardLayout
@@ -51,15 +58,23 @@ class ShardLayout:
     count: int
     lines: Shape = ()
     axis: int | None = -1
+    groups: int = 1
+    logical: PartitionSpec = WHOLE
 
     def __post_init__(self) -> None:
         if self.axis == -1:
-            object.__setattr__(self, "axis", _sharded_axis(self.shape, self.count))
+            axis = sharded_axis(self.shape, self.count, self.logical)
+            object.__setattr__(self, "axis", axis)
 
     @property
     def is_flat(self) -> bool:
-        """Whether the array is stored flat and padded, with another shape than `shape`."""
+        """Whether the array is stored flat and padded."""
         return self.axis is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the array is stored in its own shape, once."""
+        return self.axis is not None and self.groups == 1
 
     @cached_property
     def part_shape(self) -> Shape:
@@ -70,13 +85,28 @@ class ShardLayout:
 
     @cached_property
     def stored_shape(self) -> Shape:
-        """The shape of all shards, concatenated."""
-        return (self.part_shape[0] * self.count,) if self.axis is None else self.shape
+        """The shape of all shards of all groups, concatenated."""
+        axis = self.axis or 0
+        return _scaled(self.part_shape, axis, self.part_shape[axis] * self.count * self.groups)
 
     @cached_property
     def spec(self) -> PartitionSpec:
         """The partition of the stored array."""
         return PartitionSpec(*(None,) * (self.axis or 0), REPLICA_AXIS)
+
+    @cached_property
+    def full_spec(self) -> PartitionSpec:
+        """The partition of the stored array, over the devices of each replica too."""
+        entries = [*self.logical, *(None,) * len(self.shape)]
+        if self.axis is None or self.logical == WHOLE:
+            return self.spec
+        entries[self.axis] = REPLICA_AXIS
+        return PartitionSpec(*entries[: len(self.shape)])
+
+    @property
+    def of_body(self) -> "ShardLayout":
+        """The layout in the code of one replica, where XLA partitions over logical devices."""
+        return replace(self, logical=WHOLE)
 
     @property
     def is_stack(self) -> bool:
@@ -90,20 +120,26 @@ class ShardLayout:
         return replace(self, shape=self.shape[1:], axis=self.axis - 1)
 
     def stored(self, x: Any) -> Any:
-        """Convert a whole array to the stored form: flat and padded if `is_flat`."""
-        if not self.is_flat:
+        """Convert a whole array to the stored form: flat and padded, once for each group."""
+        if self.is_plain:
             return x
         if isinstance(x, np.ndarray):
-            return np.pad(x.ravel(), (0, self._missing))
+            one = np.pad(x.ravel(), (0, self.missing)) if self.is_flat else x
+            return np.concatenate([one] * self.groups, axis=self.axis or 0)
         return _named(self, to_whole=False)(x)
 
     def whole(self, stored: Any) -> Any:
         """Convert a stored array to the whole array."""
-        return _named(self, to_whole=True)(stored) if self.is_flat else stored
+        return stored if self.is_plain else _named(self, to_whole=True)(stored)
 
     @property
-    def _missing(self) -> int:
-        return self.stored_shape[0] - prod(self.shape)
+    def missing(self) -> int:
+        """The number of elements of padding."""
+        return self.part_shape[0] * self.count - prod(self.shape) if self.is_flat else 0
+
+    def _of_group(self, x: Any) -> Any:
+        """Return the concatenation of the shards of one group."""
+        return jnp.pad(x.ravel(), (0, self.missing)) if self.is_flat else x
 
     # For code of one replica, inside a compiled program.
 
@@ -111,21 +147,33 @@ class ShardLayout:
         """Return this replica's shard of a whole array."""
         axis = self.axis or 0
         rows = self.part_shape[axis]
-        at = jax.lax.axis_index(REPLICA_AXIS) * rows
-        return jax.lax.dynamic_slice_in_dim(self.stored(x), at, rows, axis)
+        at = self._index() * rows
+        return jax.lax.dynamic_slice_in_dim(self._of_group(x), at, rows, axis)
+
+    def _index(self) -> jax.Array:
+        """Return the number of this replica's shard."""
+        replica = jax.lax.axis_index(REPLICA_AXIS)
+        return replica if self.groups == 1 else replica % self.count
+
+    @property
+    def members(self) -> list[list[int]] | None:
+        """The replicas of each group; None if there is one group."""
+        every = np.arange(self.count * self.groups).reshape(self.groups, self.count)
+        return None if self.groups == 1 else every.tolist()
 
     def is_inside(self) -> jax.Array:
         """Return which elements of this replica's shard are not padding; the array is flat."""
         rows = self.part_shape[0]
-        at = jax.lax.axis_index(REPLICA_AXIS) * rows
+        at = self._index() * rows
         return at + jnp.arange(rows) < prod(self.shape)
 
     def gathered(self, part: jax.Array) -> jax.Array:
         """Return the whole array, all-gathered from the replicas' shards."""
         axis = self.axis or 0
-        joined: jax.Array = jax.lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True)
-        whole: jax.Array = self.whole(joined)
-        return whole
+        joined: jax.Array = jax.lax.all_gather(
+            part, REPLICA_AXIS, axis=axis, tiled=True, axis_index_groups=self.members
+        )
+        return joined[: prod(self.shape)].reshape(self.shape) if self.is_flat else joined
 
     def reduce_scatter(self, x: jax.Array, dtype: Any = None) -> jax.Array:
         """Return this replica's shard of the sum of all replicas' arrays (a reduce-scatter).
@@ -138,7 +186,9 @@ class ShardLayout:
         is_float = jnp.issubdtype(x.dtype, jnp.floating)
         if dtype is not None and is_float and x.dtype.itemsize > np.dtype(dtype).itemsize:
             return self.reduce_scatter(x.astype(dtype)).astype(x.dtype)
-        part: jax.Array = self.stored(x)
+        part: jax.Array = self._of_group(x)
+        if self.groups > 1:
+            return self._reduce_scatter_in_groups(part)
         numbers = np.arange(self.count).reshape(self.lines or (self.count,))
         for axis, length in enumerate(numbers.shape):
             groups = np.moveaxis(numbers, axis, -1).reshape(-1, length).tolist()
@@ -152,11 +202,24 @@ class ShardLayout:
             )
         return part
 
+    def _reduce_scatter_in_groups(self, x: jax.Array) -> jax.Array:
+        """Reduce-scatter within each group, then all-reduce the shards between the groups."""
+        part = jax.lax.psum_scatter(
+            x,
+            REPLICA_AXIS,
+            scatter_dimension=self.axis or 0,
+            axis_index_groups=self.members,
+            tiled=True,
+        )
+        peers = np.asarray(self.members).T.tolist()
+        total: jax.Array = jax.lax.psum(part, REPLICA_AXIS, axis_index_groups=peers)
+        return total
+
     # For code outside of a compiled program.
 
     def spread(self, x: Any, topology: Topology) -> jax.Array:
         """Shard a whole array over the replicas' devices, in buffers not shared with `x`."""
-        own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, self.spec)
+        own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, self.full_spec)
         if topology.is_fully_addressable:
             placed: jax.Array = jax.device_put(own, where)
             return placed
@@ -180,8 +243,13 @@ class ShardLayout:
         return on_device(first(joined), device)
 
 
-def _sharded_axis(shape: Shape, count: int) -> int | None:
-    """Return the axis along which an array is sharded; None if it is stored flat."""
+def sharded_axis(shape: Shape, count: int, logical: PartitionSpec = WHOLE) -> int | None:
+    """Return the axis along which an array is sharded; None if there is none that is free."""
+    if logical != WHOLE:
+        taken = [*logical, *(None,) * len(shape)]
+        free = [i for i, n in enumerate(shape) if taken[i] is None and n % count == 0]
+        # Of a stack of layers, each can be gathered alone if the first axis stays whole.
+        return max(free, key=lambda i: (i > 0 or len(shape) < 3, shape[i]), default=None)
     is_stack = len(shape) > 2 and prod(shape[1:]) >= _SMALL_LAYER * count
     inner = [i for i in range(1, len(shape)) if is_stack and shape[i] % count == 0]
     # The last axis is the slowest to gather, because it is contiguous in memory.
@@ -209,6 +277,23 @@ def is_sharded(variable_policy: str) -> bool:
     return variable_policy == "sharded"
 
 
+def check_shards(shards: Any, variable_policy: str) -> None:
+    """Check the number of replicas over which variables are sharded.
+
+    Raises:
+        ValueError: If it is not positive, or variables are not sharded.
+    """
+    if shards is None:
+        return
+    if isinstance(shards, bool) or not isinstance(shards, int | np.integer) or shards < 1:
+        raise ValueError(f"shards must be a positive number of replicas, got {shards!r}.")
+    if not is_sharded(variable_policy):
+        raise ValueError(
+            f"shards={shards} is the number of replicas over which variables are sharded, and"
+            f' variable_policy is {variable_policy!r}. Use variable_policy="sharded".'
+        )
+
+
 def checked_reduce_dtype(dtype: Any, variable_policy: str) -> np.dtype[Any] | None:
     """Return the type in which a strategy sums gradients of sharded variables; None if not set.
 
@@ -234,9 +319,16 @@ def checked_reduce_dtype(dtype: Any, variable_policy: str) -> np.dtype[Any] | No
     return found
 
 
-def is_sharded_over_replicas(x: Any, variable_policy: str) -> bool:
-    """Whether a variable of the shape and dtype of `x` is sharded: only large ones are."""
-    if not is_sharded(variable_policy):
+def is_sharded_over_replicas(
+    x: Any, variable_policy: str, topology: Topology | None, logical: PartitionSpec = WHOLE
+) -> bool:
+    """Whether a variable of the shape and dtype of `x` is sharded: only large ones are.
+
+    If it is sharded over the logical devices of a replica, another axis must be free.
+    """
+    if not is_sharded(variable_policy) or topology is None or topology.shards == 1:
+        return False
+    if logical != WHOLE and sharded_axis(tuple(x.shape), topology.shard_count, logical) is None:
         return False
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return bool(x.shape) and not is_key and prod(x.shape) * np.dtype(x.dtype).itemsize > SMALL_BYTES
@@ -252,10 +344,13 @@ def _named(layout: ShardLayout, *, to_whole: bool) -> Callable[[jax.Array], jax.
     """Return the conversion, jitted under a name that `without_round_trips` finds in a jaxpr."""
 
     def stored(x: jax.Array) -> jax.Array:
-        return jnp.pad(x.ravel(), (0, layout.stored_shape[0] - prod(layout.shape)))
+        one = jnp.pad(x.ravel(), (0, layout.missing)) if layout.is_flat else x
+        return jnp.concatenate([one] * layout.groups, axis=layout.axis or 0)
 
     def whole(x: jax.Array) -> jax.Array:
-        return x[: prod(layout.shape)].reshape(layout.shape)
+        length = prod(layout.shape) if layout.axis is None else layout.shape[layout.axis]
+        one = jax.lax.slice_in_dim(x, 0, length, axis=layout.axis or 0)
+        return one.reshape(layout.shape)
 
     chosen = whole if to_whole else stored
     chosen.__name__ = chosen.__qualname__ = WHOLE_NAME if to_whole else STORED_NAME

@@ -11,7 +11,7 @@ as is provably equivalent:
 - The norm of a value whose shards are known is the sum, over the replicas, of the shards' norms;
   except in a loss, if the whole value is gathered anyway.
 - A sum over the replicas, of which only the shard is used, is a reduce-scatter. If a `scan` stacks
-  the summed values, each iteration reduce-scatters its own.
+  the summed values, or `accumulate` adds them up, each iteration reduce-scatters its own.
 
 A plan is built from the last equation back. It records in which forms each value is wanted: whole,
 as this replica's shard, or as its shard of the sum over the replicas. An equation without a rule is
@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jaxprs
 
 from replicax._src.compat.jax import is_of_jax, scan_counts
@@ -38,7 +39,17 @@ from replicax._src.values.sharded import ShardLayout
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
 _CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2", "remat_opt"})
 
+# The name of zeros to which a loop adds values that are summed over the replicas afterwards. Other
+# loops, such as the gradients of a recurrent network, sum once, after the loop.
+_ACCUMULATED = "replicax_accumulated"
+
 ShardLayouts = Sequence[ShardLayout | None]
+
+
+def zeros_to_accumulate(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Return zeros for the carry of a loop that adds up gradients, which may be kept in shards."""
+    zeros: jax.Array = checkpoint_name(jnp.zeros(shape, dtype), _ACCUMULATED)
+    return zeros
 
 
 def on_shards(
@@ -67,6 +78,15 @@ class _Link:
     """An elementwise operation of one array and literals, to apply before a sum."""
 
     equation: jaxprs.JaxprEqn
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the operation of a sum is the sum of the operations, up to rounding."""
+        first, name = self.equation.invars[0], self.equation.primitive.name
+        is_divided = name == "div" and not isinstance(first, jaxprs.Literal)
+        dtypes = [x.aval.dtype for x in (first, self.equation.outvars[0])]  # type: ignore[attr-defined]
+        is_float = all(jnp.issubdtype(d, jnp.floating) for d in dtypes)
+        return is_float and (is_divided or name in ("mul", "neg", "convert_element_type"))
 
     def apply(self, x: Any) -> Any:
         """Apply the operation."""
@@ -98,6 +118,16 @@ class _Sum:
     def layer(self) -> "_Sum":
         """The form of one layer of a stack."""
         return replace(self, layout=self.layout.layer)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether this form of a sum of values is the sum of their forms."""
+        return all(link.is_linear for link in self.chain)
+
+    def dtype_of(self, v: jaxprs.Var) -> Any:
+        """Return the type of the shard of a value."""
+        out = self.chain[-1].equation.outvars[0] if self.chain else v
+        return out.aval.dtype  # type: ignore[attr-defined]
 
 
 # The form of a value: whole, this replica's shard of it, or its shard of the sum.
@@ -170,7 +200,7 @@ class _ShardedJaxpr:
     def __init__(
         self,
         jaxpr: jaxprs.Jaxpr,
-        in_forms: Sequence[ShardLayout | None],
+        in_forms: Sequence[_Form],
         out_forms: Sequence[_Form],
         reduce_dtype: Any,
         varying: Sequence[bool] | None = None,
@@ -207,15 +237,12 @@ class _ShardedJaxpr:
 
     def traced(self) -> Any:
         """Return the rewritten jaxpr, closed."""
-        avals = [
-            jax.ShapeDtypeStruct(
-                v.aval.shape if form is None else form.part_shape,  # type: ignore[attr-defined]
-                v.aval.dtype,  # type: ignore[attr-defined]
-                weak_type=v.aval.weak_type,  # type: ignore[attr-defined]
-            )
-            for v, form in zip(self._jaxpr.invars, self._in_forms, strict=True)
-        ]
+        avals = [_aval(v, form) for v, form in zip(self._jaxpr.invars, self._in_forms, strict=True)]
         return jax.make_jaxpr(self.run)(*avals)
+
+    def uses_only(self, v: jaxprs.Var, form: _Form) -> bool:
+        """Whether an input is used in this form alone."""
+        return self._forms(v) <= {form}
 
     def _compute(self, equations: list[jaxprs.JaxprEqn], values: _Environment) -> None:
         """Compute the pending equations on whole arrays: together, which keeps their lines."""
@@ -321,6 +348,12 @@ class _ShardedJaxpr:
         if isinstance(form, _Sum):
             arrays = _variables(equation.invars)
             by_part = _sharded_inputs(equation)
+            if form.is_linear and by_part == (True, True) and self._adds_to_sum(equation):
+                # Reduce-scatter the other value alone, so that no whole array is accumulated.
+                both = tuple((x, form) for x in equation.invars)
+                bind = lambda *xs: [equation.primitive.bind(*xs, **equation.params)]  # noqa: E731
+                self._add(_Action(both, ((out, form),), bind))
+                return True
             if len(arrays) != 1 or by_part is None or sum(by_part) != 1:
                 return False
             earlier = replace(form, chain=(_Link(equation), *form.chain))
@@ -360,7 +393,7 @@ class _ShardedJaxpr:
             if layout.is_flat:  # padding must not count
                 part = jnp.where(layout.is_inside(), part, jnp.asarray(combine.start, part.dtype))
             reduced = equation.primitive.bind(part, **params)
-            return [combine.over_replicas(reduced) if form is None else reduced]
+            return [combine.over_replicas(reduced, layout.members) if form is None else reduced]
 
         self._has_losses |= self._is_before_sums
         self._add(_Action(((x, layout),), ((out, form),), call))
@@ -399,31 +432,69 @@ class _ShardedJaxpr:
         body = _CalledJaxpr.of(equation)
         if body is None:
             return False
-        ins, outs = body.takes(self._shards), body.returns([_only(forms) for forms in wanted])
+        forms = [_only(some) for some in wanted]
+        ins, outs = body.takes(self._shards), body.returns(forms)
+        for i, form in body.sums(forms, self._makers).items():
+            ins[body.consts + i] = outs[i] = form
         for i, v in enumerate(equation.outvars):  # gathered where they are used, not here
             if wanted[i] and v in self._shards.layouts:
                 outs[i] = self._shards.layouts[v]
-        while any((*ins, *outs)):
-            layers = body.layers_in(ins), body.layers_out(outs)
-            plan = _ShardedJaxpr(body.jaxpr, *layers, self._reduce_dtype)
-            # An iteration that uses all of a constant would gather it again: gather it before.
-            again = [i for i in body.repeated if body.jaxpr.invars[i] in plan.gathered]
-            if not again:
-                break
-            ins = [None if i in again else layout for i, layout in enumerate(ins)]
-        else:
+        plan = self._plan_body(body, ins, outs)
+        if plan is None:
             return False
         if not body.is_loop:
             used = zip(equation.invars, body.jaxpr.invars, strict=True)
             self.gathered.update(self._shards.sources[x] for x, v in used if v in plan.gathered)
-        self._add(
-            _Action(
-                tuple(zip(equation.invars, ins, strict=True)),
-                tuple(zip(equation.outvars, outs, strict=True)),
-                lambda *xs: body.call(plan, xs),
-            )
-        )
+        zeros = {i: _aval(body.jaxpr.invars[i], ins[i]) for i in body.carried if ins[i]}
+        pairs = zip(equation.invars, ins, strict=True)
+        given = tuple(pair for i, pair in enumerate(pairs) if i not in zeros)
+
+        def call(*xs: Any) -> Sequence[Any]:
+            every = dict(zip([i for i in range(len(ins)) if i not in zeros], xs, strict=True))
+            every |= {i: jnp.zeros(a.shape, a.dtype) for i, a in zeros.items()}
+            return body.call(plan, [every[i] for i in range(len(ins))])
+
+        self._add(_Action(given, tuple(zip(equation.outvars, outs, strict=True)), call))
         return True
+
+    def _plan_body(
+        self, body: "_CalledJaxpr", ins: list[_Form], outs: list[_Form]
+    ) -> "_ShardedJaxpr | None":
+        """Plan a body; change the forms of inputs and outputs that it must have whole to None."""
+        while any((*ins, *outs)):
+            layers = body.layers_in(ins), body.layers_out(outs)
+            plan = _ShardedJaxpr(body.jaxpr, *layers, self._reduce_dtype)
+            # An iteration that uses all of a constant would gather it again: gather it before.
+            again = {i for i in body.repeated if body.jaxpr.invars[i] in plan.gathered}
+            accumulated = [i for i in body.carried if ins[i]]
+            lost = {i for i in accumulated if not plan.uses_only(body.jaxpr.invars[i], ins[i])}
+            if not again | lost:
+                return plan
+            for i in again | lost:
+                ins[i] = None
+            for i in lost:
+                outs[i - body.consts] = None
+        return None
+
+    def _adds_to_sum(self, equation: jaxprs.JaxprEqn) -> bool:
+        """Whether an operation adds to a value that is accumulated, here or by a loop before."""
+        return _is_addition(equation) and any(map(self._is_accumulated, equation.invars))
+
+    def _is_accumulated(self, x: Any) -> bool:
+        while isinstance(x, jaxprs.Var):
+            if x in self._jaxpr.invars:
+                return isinstance(self._in_forms[self._jaxpr.invars.index(x)], _Sum)
+            maker = self._makers.get(x)
+            if maker is None:
+                return False
+            if maker.primitive.name == "scan":
+                body, i = _CalledJaxpr.of(maker), maker.outvars.index(x)
+                if body is None or i >= body.carries:
+                    return False
+                return body.accumulates(i, self._makers)
+            arrays = _variables(maker.invars)
+            x = arrays[0] if len(arrays) == 1 and _sharded_inputs(maker) else None
+        return False
 
 
 @dataclass(frozen=True)
@@ -461,7 +532,28 @@ class _CalledJaxpr:
         """The inputs that each iteration of a loop uses again."""
         return range(self.consts)
 
-    def takes(self, shards: "_Shards") -> list[ShardLayout | None]:
+    @property
+    def carried(self) -> range:
+        """The inputs that each iteration of a loop passes to the next."""
+        return range(self.consts, self.consts + self.carries)
+
+    def sums(self, forms: Sequence[_Form], makers: dict[Any, Any]) -> dict[int, _Sum]:
+        """Return the carries that accumulate, from zero, values wanted as sums over replicas."""
+        return {
+            i: form
+            for i, form in enumerate(forms[: self.carries])
+            if isinstance(form, _Sum) and form.is_linear and self.accumulates(i, makers)
+        }
+
+    def accumulates(self, i: int, makers: dict[Any, Any]) -> bool:
+        """Whether a carry adds up values, from zeros made by `zeros_to_accumulate`."""
+        x = self.equation.invars[self.consts + i]
+        maker = None if isinstance(x, jaxprs.Literal) else makers.get(x)
+        if maker is None or maker.primitive.name != "name":
+            return False
+        return bool(maker.params["name"] == _ACCUMULATED)
+
+    def takes(self, shards: "_Shards") -> list[_Form]:
         """Return the layouts of the inputs that can be shards: of stacks, those of all layers."""
         first = self.consts + self.carries
         given = self.equation.invars
@@ -474,14 +566,15 @@ class _CalledJaxpr:
         is_usable = lambda i, f: i >= self.carries and _is_stack(f)  # noqa: E731
         return [f if not self.is_loop or is_usable(i, f) else None for i, f in enumerate(forms)]
 
-    def layers_in(self, layouts: Sequence[ShardLayout | None]) -> list[ShardLayout | None]:
+    def layers_in(self, layouts: Sequence[_Form]) -> list[_Form]:
         """Return the layouts of the inputs of one iteration."""
         first = self.consts + self.carries
         return [c.layer if c and self.is_loop and i >= first else c for i, c in enumerate(layouts)]
 
     def layers_out(self, forms: Sequence[_Form]) -> list[_Form]:
         """Return the forms of the outputs of one iteration."""
-        return [f.layer if f and self.is_loop else f for f in forms]
+        first = self.carries
+        return [f.layer if f and self.is_loop and i >= first else f for i, f in enumerate(forms)]
 
     def call(self, plan: _ShardedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
         """Call the loop or the checkpoint with a rewritten function."""
@@ -505,12 +598,12 @@ class _Shards:
 
     @classmethod
     def of(
-        cls, inputs: Sequence[Any], layouts: ShardLayouts, equations: Sequence[jaxprs.JaxprEqn]
+        cls, inputs: Sequence[Any], forms: Sequence[_Form], equations: Sequence[jaxprs.JaxprEqn]
     ) -> "_Shards":
         """Follow the shards of some inputs through equations."""
         found = cls()
-        for v, layout in zip(inputs, layouts, strict=True):
-            if layout is not None:
+        for v, layout in zip(inputs, forms, strict=True):
+            if isinstance(layout, ShardLayout):
                 found.layouts[v], found.sources[v] = layout, v
         for equation in equations:
             found.follow(equation)
@@ -558,15 +651,17 @@ class _Reduction:
     """
 
     start: Any
-    over_replicas: Callable[[Any], Any]
+    over_replicas: Callable[[Any, Any], Any]
 
 
 _REDUCTIONS = {
-    "reduce_sum": _Reduction(0, lambda x: jax.lax.psum(x, REPLICA_AXIS)),
-    "reduce_and": _Reduction(
-        True, lambda x: jax.lax.psum((~x).astype(jnp.int32), REPLICA_AXIS) == 0
-    ),
+    "reduce_sum": _Reduction(0, lambda x, groups: _psum(x, groups)),
+    "reduce_and": _Reduction(True, lambda x, groups: _psum((~x).astype(jnp.int32), groups) == 0),
 }
+
+
+def _psum(x: Any, groups: Any) -> Any:
+    return jax.lax.psum(x, REPLICA_AXIS, axis_index_groups=groups)
 
 
 def _only(forms: set[_Form]) -> _Form:
@@ -591,9 +686,9 @@ def _moved(equation: jaxprs.JaxprEqn, layout: ShardLayout) -> ShardLayout | None
             return layout if is_narrower else None
         case "squeeze" if axis and axis not in params["dimensions"]:
             before = sum(d < axis for d in params["dimensions"])
-            return ShardLayout(shape, layout.count, layout.lines, axis - before)
+            return replace(layout, shape=shape, axis=axis - before)
         case "slice" | "dynamic_slice" if axis and shape[1:] == layout.shape[1:]:
-            return ShardLayout(shape, layout.count, layout.lines, axis)
+            return replace(layout, shape=shape)
     return None
 
 
@@ -609,6 +704,21 @@ def _resized(equation: jaxprs.JaxprEqn, layout: ShardLayout) -> dict[str, Any]:
 def _has_effects(equation: jaxprs.JaxprEqn) -> bool:
     # JAX counts naming a mesh axis as an effect, but it is not observable.
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+def _aval(v: Any, form: _Form) -> jax.ShapeDtypeStruct:
+    """Return the shape and type that a value has in some form."""
+    shape, dtype = v.aval.shape, v.aval.dtype
+    if isinstance(form, _Sum):
+        shape, dtype = form.layout.part_shape, form.dtype_of(v)
+    elif form is not None:
+        shape = form.part_shape
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=v.aval.weak_type)
+
+
+def _is_addition(equation: jaxprs.JaxprEqn) -> bool:
+    is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)  # type: ignore[attr-defined]
+    return equation.primitive.name in ("add", "add_any") and is_float
 
 
 def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
