@@ -58,8 +58,10 @@ if TYPE_CHECKING:
         tpu,
         train,
     )
+    from replicax._src.functions.accumulation import accumulate
     from replicax._src.functions.control_flow import cond, scan, while_loop
     from replicax._src.integrations.rx_keras import keras
+    from replicax._src.integrations.transforms import mixed_precision, remat
     from replicax._src.preflight.preflight import preflight
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "accumulate",
     "add",
     "compat",
     "cond",
@@ -92,10 +95,12 @@ __all__ = [
     "io",
     "keras",
     "metrics",
+    "mixed_precision",
     "nest",
     "nn",
     "preflight",
     "random",
+    "remat",
     "saved_model",
     "scan",
     "summary",
@@ -135,10 +140,13 @@ _HOMES = {
             "train",
         )
     },
+    "accumulate": "replicax._src.functions.accumulation",
     "cond": _CONTROL,
     "scan": _CONTROL,
     "while_loop": _CONTROL,
     "keras": "replicax._src.integrations.rx_keras",
+    "mixed_precision": "replicax._src.integrations.transforms",
+    "remat": "replicax._src.integrations.transforms",
     "preflight": "replicax._src.preflight.preflight",
 }
 

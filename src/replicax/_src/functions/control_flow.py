@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._src.base.errors import TracingError
 from replicax._src.context.current import in_replica
@@ -17,7 +18,7 @@ from replicax._src.functions.jaxpr.lift import Lifted, as_input, from_output, li
 from replicax._src.functions.modes import HostDriven
 from replicax._src.state.cell import Cell
 from replicax._src.state.hooks import read
-from replicax._src.state.levels import TraceLevel, is_staging, level
+from replicax._src.state.levels import Storage, TraceLevel, is_staging, level
 
 
 def cond(
@@ -200,6 +201,39 @@ def while_loop(
     return jax.tree.unflatten(treedef, outs)
 
 
+def checkpointed(
+    fn: Callable[..., Any], policy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function under `jax.checkpoint`, with support for assignments in it.
+
+    Eager code calls it as it is.
+    """
+    if not is_staging():
+        return fn(*args, **kwargs)
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
+    arrays = [leaves[i] for i in places]
+
+    def of_arrays(*xs: Any) -> Any:
+        every = list(leaves)
+        for i, x in zip(places, xs, strict=True):
+            every[i] = x
+        own, named = jax.tree.unflatten(treedef, every)
+        return fn(*own, **named)
+
+    outside = level()
+    if isinstance(outside, Storage):  # a trace of JAX's own, where no variable can be assigned
+        return jax.checkpoint(of_arrays, policy=policy)(*arrays)
+    body = _LoopBody(of_arrays, arrays, None)
+    lifted = body.lifted
+    reads = list(dict.fromkeys([*lifted.reads, *lifted.writes]))
+    state = [as_input(read(c), c) for c in reads]
+    run = body.with_state(reads, lifted.writes)
+    outs, new = jax.checkpoint(run, policy=policy)(arrays, state)
+    _write(outside, lifted.writes, new)
+    return jax.tree.unflatten(body.out, outs)
+
+
 class _LoopBody:
     """A function of flat arrays, lifted in the current trace."""
 
@@ -242,6 +276,11 @@ class _LoopBody:
             return outs, [new[c] if c in new else state[place[c]] for c in writes]
 
         return call
+
+
+def out_avals(fn: Callable[..., list[Any]], avals: list[Any]) -> list[Any]:
+    """Return the shapes and dtypes of the results of a function that may read variables."""
+    return _LoopBody(fn, avals, None, idle=True).lifted.out_avals
 
 
 def _is_mapped(x: Any) -> bool:

@@ -290,7 +290,7 @@ def value_and_grad(
 
         values = [next(v for v in given if v.cell is c).read_value() for c in cells]
         (loss, (aux, new)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
-        _keep(overlays[-1], new)
+        keep_writes(overlays[-1], new)
         if replica is not None and is_local_mean:
             replica.note_local_mean(loss, *gradients)
         own = dict(zip(cells, gradients, strict=True))
@@ -300,8 +300,9 @@ def value_and_grad(
     return wrapped
 
 
-def _keep(overlay: Overlay, values: Iterable[Any]) -> None:
-    """Apply the writes buffered in `overlay` to the enclosing level."""
+def keep_writes(overlay: Overlay, values: Iterable[Any] | None = None) -> None:
+    """Apply the writes buffered in `overlay`, or other values of them, to the enclosing level."""
+    values = overlay.writes.values() if values is None else values
     outside, replica = level(), current().replica
     for cell, value in zip(overlay.writes, values, strict=True):
         if outside.is_eager and replica is not None and not cell.per_replica:

@@ -8,6 +8,7 @@ from jax.core import Tracer
 
 from replicax._src.base.errors import ScopeError
 from replicax._src.context.current import get_replica_context, get_strategy
+from replicax._src.functions.accumulation import check_loss
 
 
 def compute_average_loss(
@@ -43,6 +44,11 @@ def compute_average_loss(
                 " in cross-replica context there is no replica whose share it could compute."
             )
         global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
+    own = losses.shape[0] * get_strategy().num_replicas_in_sync
+    is_part = isinstance(global_batch_size, int) and global_batch_size == own
+    check_loss(
+        "rx.nn.compute_average_loss", is_weighted=False, divides_by="part" if is_part else "another"
+    )
     return _quotient(losses.sum(), _batch_size(global_batch_size).astype(losses.dtype))
 
 
@@ -108,6 +114,7 @@ def mean_loss(per_example_loss: Any, weights: Any = None) -> jax.Array:
             " replica whose share it could compute. For an array of all examples use `jnp.mean`."
         )
     precise = jnp.promote_types(losses.dtype, jnp.float32)  # bfloat16 counts only to 256
+    check_loss("rx.nn.mean_loss", is_weighted=weights is not None, divides_by="part")
     if weights is not None:
         weights = _fitted(jnp.asarray(weights, losses.dtype), losses)
         weights = jnp.broadcast_to(weights, losses.shape)

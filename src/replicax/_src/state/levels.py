@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend import core as jaxprs
 
@@ -27,7 +28,7 @@ from replicax._src.state.cell import Cell
 from replicax._src.topology.mesh import Topology
 from replicax._src.values import placement
 from replicax._src.values.per_replica import PerReplica, stacked
-from replicax._src.values.placement import is_traced
+from replicax._src.values.placement import is_array, is_traced
 
 # Part of the key of JAX's trace caches. JAX caches the jaxpr of a function passed to scan, cond,
 # jit or checkpoint. If the function read a variable, the cached jaxpr holds that value as a
@@ -249,6 +250,35 @@ class Overlay:
     def uses(self, topology: Topology, what: Any) -> None:
         """Forward to the outer level."""
         self.outer.uses(topology, what)
+
+
+class CastLevel(Overlay):
+    """A level that reads trainable floating-point variables in another type."""
+
+    def __init__(self, dtype: Any, enclosing_trace: Any) -> None:
+        super().__init__({}, enclosing_trace)
+        self._dtype = dtype
+
+    def read(self, cell: Cell) -> Any:
+        """Return the value, converted."""
+        value = super().read(cell)
+        is_cast = cell.trainable and jnp.issubdtype(cell.dtype, jnp.floating)
+        return value.astype(self._dtype) if is_cast and is_array(value) else value
+
+    def write(self, cell: Cell, value: Any) -> None:
+        """Buffer the value until the block exits.
+
+        Raises:
+            TracingError: For a trainable variable, whose new value would be computed from a
+                rounded one.
+        """
+        if cell.trainable:
+            raise TracingError(
+                f"Trainable variable {cell.name!r} was assigned inside of rx.mixed_precision, where"
+                f" it is read as {self._dtype}: its precision would be lost. Wrap only the function"
+                " that computes the loss, and update outside of it."
+            )
+        super().write(cell, value)
 
 
 class TraceLevel:

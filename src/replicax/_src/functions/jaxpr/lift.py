@@ -55,6 +55,11 @@ class Lifted:
     jaxpr: jaxprs.Jaxpr
     consts: Sequence[Any]
 
+    @property
+    def out_avals(self) -> list[Any]:
+        """The shapes and dtypes of the results."""
+        return [x.aval for x in self.jaxpr.outvars[: self.num_outs]]
+
     def rewritten(self, change: Callable[[jaxprs.Jaxpr], jaxprs.Jaxpr]) -> "Lifted":
         """Return the function with its jaxpr replaced by `change(jaxpr)`, of the same signature."""
         jaxpr = change(self.jaxpr)
