@@ -62,7 +62,8 @@ def accumulate(
         >>> float(value), float(gradient)
         (57.0, 28.5)
     """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+    given: Any = k
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
         raise ValueError(f"k must be a positive number of parts, got {k!r}.")
     if reduction not in ("mean", "sum"):
         raise ValueError(
@@ -166,7 +167,8 @@ class _BatchParts:
             for start, end in zip([0, *ends], ends, strict=False)
         ]
         if not self._is_mean:
-            return self._finished(reduce(_added, (self._call(part) for part, _ in parts)))
+            total: list[Any] = reduce(_added, (self._call(part) for part, _ in parts))
+            return self._finished(total)
         return self._mean(*reduce(_added, (self._weighted(*part) for part in parts)))
 
     def _call(self, leaves: list[Any]) -> list[Any]:
