@@ -242,7 +242,7 @@ class Notice:
             seen: The reason of each worker to end, or 0.
         """
         group = _group.current()
-        if group is None or not group.is_elastic or self._manager is None:
+        if self._manager is None or group is None or not group.is_elastic:
             return []
         if any(n >= _OF_ALL or n in _WARNINGS for n in seen):
             return []
