@@ -79,8 +79,7 @@ def accumulate(
         parts = _BatchParts(fn, treedef, weight, is_mean=reduction == "mean")
         rows = _count_rows(leaves)
         replica = get_replica_context()
-        is_alone = replica is None or replica.num_replicas_in_sync == 1
-        if is_alone or replica.position is None:
+        if replica is None or replica.num_replicas_in_sync == 1 or replica.position is None:
             return parts.on_equal_replicas(leaves, rows, int(k))
         return parts.on_differing_replicas(leaves, rows, int(k))
 
