@@ -577,3 +577,30 @@ print(bool((first == rx.random.normal([3])).all()))
     ended = run_fresh(program, KERAS_BACKEND="jax")
 
     assert ended.stdout.strip() == "True", ended.stderr
+
+
+class _Normalized(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.normalization, self.dense = (
+            keras.layers.LayerNormalization(),
+            keras.layers.Dense(units),
+        )
+
+    def build(self, shape):
+        self.normalization.build(shape)
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(self.normalization(x))
+
+
+def test_planned_model_of_layers_in_layers_is_compiled():
+    with mirrored(2).scope(), rx.tpu.planning():
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, _Normalized(3)(inputs))
+        model.compile(keras.optimizers.AdamW(global_clipnorm=1.0), "mse")
+
+    assert model.output_shape == (None, 3)
+    with pytest.raises(ValueError, match="made while planning"):
+        model.weights[-1].numpy()

@@ -217,3 +217,10 @@ def test_a_planned_variable_takes_no_memory_and_has_no_value(strategy):
     for look in (kernel.read_value, kernel.numpy, lambda: kernel + 1):
         with pytest.raises(ValueError, match="made while planning"):
             look()
+
+
+def test_a_planned_variable_of_one_element_has_a_value(strategy):
+    with strategy.scope(), rx.tpu.planning():
+        steps = rx.Variable(7)
+
+    assert int(steps.assign_add(1).numpy()) == 8

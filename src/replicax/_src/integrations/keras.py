@@ -42,7 +42,7 @@ from replicax._src.integrations.keras_private import (
 )
 from replicax._src.integrations.keras_slots import find_part, find_slot
 from replicax._src.integrations.registry import Integration
-from replicax._src.state.declaration import notify_of_new_variables
+from replicax._src.state.declaration import is_planning, notify_of_new_variables
 from replicax._src.state.levels import TraceLevel, is_transformed
 from replicax._src.state.policy import Merge
 from replicax._src.state.variable import Variable
@@ -73,7 +73,10 @@ class KerasBackedValue:
             return v.__dict__["_value"]
         if not in_stateless_scope():
             return read_global(backing)
-        with allow_reads():  # Keras only infers shapes, and keeps no values
+        # Here Keras only infers shapes, and keeps no values.
+        if is_planning():
+            return jnp.zeros(backing.shape, backing.dtype)  # traced: it takes no memory
+        with allow_reads():
             return read_global(backing)
 
     def __set__(self, v: Any, x: Any) -> None:

@@ -112,8 +112,9 @@ _planning: ContextVar[bool] = ContextVar("replicax_planning", default=False)
 def planning() -> Iterator[None]:
     """Create variables without memory, to `rx.tpu.preflight` a model too large for this machine.
 
-    A variable created in the block has a name, a shape and a dtype, but no value. An initial value
-    that is a function is not computed either, so pass functions.
+    A variable created in the block has a name, a shape and a dtype, but no value, unless it has a
+    single element, such as a counter. An initial value that is a function is not computed either,
+    so pass functions.
 
     Example:
         >>> with rx.tpu.planning():

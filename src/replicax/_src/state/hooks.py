@@ -238,15 +238,16 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
 
     Returns:
         The array and None; or, for a traced initial value, zeros and the tracer. While planning,
-        only the shape and dtype, and None.
+        only the shape and dtype of an array of several elements, and None.
     """
     if initial_value is None:
         raise ValueError(
             f"Variable {name!r} needs an initial value: an array, a number, or a function that"
             " takes no arguments and returns one."
         )
-    if is_planning():
-        return plan(initial_value, dtype), None
+    # A counter or a learning rate takes no memory, and optimizers read theirs when they are made.
+    if is_planning() and (planned := plan(initial_value, dtype)).size > 1:
+        return planned, None
     with concrete():
         value: Any = _call_initializer(initial_value) if callable(initial_value) else initial_value
         value = value if is_traced(value) else _as_array(value, dtype)
