@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +63,11 @@ def vocabulary(path):
     return tf.lookup.TextFileInitializer(path, bytes, -2, "int32", -1).items()
 
 
+def track(path):
+    rx.train.track("tensorboard", folder=path)
+    rx.train.track(folder=tempfile.mkdtemp())  # ends it
+
+
 TAKES = {
     "Checkpoint.save": lambda p: checkpoint().save(p),
     "Checkpoint.write": lambda p: checkpoint().write(p),
@@ -77,6 +83,10 @@ TAKES = {
     "get_checkpoint_state": rx.train.get_checkpoint_state,
     "checkpoints_iterator": lambda p: list(rx.train.checkpoints_iterator(p, timeout=0)),
     "CheckpointReader": rx.train.CheckpointReader,
+    "open_safetensors": rx.train.open_safetensors,
+    "load_safetensors": lambda p: rx.train.load_safetensors(p, {"v": rx.Variable(1.0)}),
+    "save_safetensors": lambda p: rx.train.save_safetensors(p, {"v": rx.Variable(1.0)}),
+    "track": track,
     "PreemptionCheckpointHandler": preempt,
     "saved_model.save": lambda p: rx.saved_model.save(module(), p),
     "saved_model.load": rx.saved_model.load,
@@ -241,6 +251,7 @@ NO_FILES = {
     "gfile.join.path",  # only text
     "gfile.join.paths",
     "latest_checkpoint.latest_filename",
+    "StoredTensor",  # has been opened
     "SummaryWriter.open_file",  # a function
 }
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from replicax._src.functions.cache_keys import unstable_part
 from replicax._src.functions.reachable import Edge, ReachableObjects
 
 
@@ -427,8 +428,9 @@ def test_the_order_of_items_counts(made, items, random):
 def test_reach_tells_values_apart(trees):
     one, other = map(reached, trees)
     assert (one.key != other.key) or described(trees[0]) == described(trees[1])
-    assert one.key == reached(trees[0]).key
-    assert one.is_unchanged()
+    if unstable_part(one.key) is None:
+        assert one.key == reached(trees[0]).key
+        assert one.is_unchanged()
 
 
 CHANGES = {

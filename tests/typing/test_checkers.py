@@ -122,4 +122,4 @@ def misspelt(name: str, known: set[str]) -> str:
     middle = len(name) // 2
     lost = name[:middle] + name[middle + 1 :]
     is_wrong_name = len(lost) > 1 and lost not in known and not keyword.iskeyword(lost)
-    return lost if is_wrong_name else name[:middle] + name[middle - 1 :]
+    return lost if is_wrong_name else name[: middle + 1] + name[middle:]

@@ -360,7 +360,8 @@ def partition_spec(
         >>> partition_spec(eight, [1, 2, 4, 1], (1, 8, 8, 3), what="an image")
         P(None, 'l0', ('l1', 'l2'))
     """
-    if any(n is None or isinstance(n, str | tuple) for n in partition_dimensions):
+    is_list = hasattr(partition_dimensions, "__iter__")
+    if is_list and any(n is None or isinstance(n, str | tuple) for n in partition_dimensions):
         return named_spec(topology, partition_dimensions, shape, what=what)
     parts = _numbers(partition_dimensions)
     if len(parts) != len(shape):
