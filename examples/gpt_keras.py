@@ -84,7 +84,7 @@ def layouts(tensor: int) -> rx.tpu.LayoutMap:
     return rx.tpu.LayoutMap(names if tensor > 1 else {})
 
 
-class Block(keras.layers.Layer):
+class Block(keras.layers.Layer):  # type: ignore[misc]
     """Attention to the tokens before, then a network for each token."""
 
     def __init__(self, size: Size, **options: Any) -> None:

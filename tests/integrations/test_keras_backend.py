@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -106,8 +107,17 @@ def trained(name, changes, strategy=None):
     return np.asarray(seen)
 
 
+def is_settable(changes):
+    """Whether no number is set in place of a schedule or a function, which Keras refuses."""
+    kinds = [change for change in changes if change in ("rate", "schedule", "function")]
+    return not any(before != "rate" and now == "rate" for before, now in pairwise(kinds))
+
+
 @settings(max_examples=10)
-@given(st.sampled_from(list(MADE)), st.lists(st.sampled_from(["none", *CHANGES]), max_size=4))
+@given(
+    st.sampled_from(list(MADE)),
+    st.lists(st.sampled_from(["none", *CHANGES]), max_size=4).filter(is_settable),
+)
 def test_an_eager_step_is_one_devices_whatever_was_changed_before_it(name, changes):
     np.testing.assert_allclose(
         trained(name, changes, mirrored(2)), trained(name, changes), rtol=1e-5, atol=1e-6
