@@ -189,6 +189,8 @@ UNNAMED = {
     "cache": lambda held: _cached(held),
     "cell": types.CellType,
     "class attribute": lambda held: type("Local", (), {"held": held})(),
+    "class": lambda held: type("Local", (), {"held": held}),
+    "class of a class": lambda held: type("Local", (), {"Inner": type("Inner", (), {"x": held})}),
     "key": lambda held: {Plain(held): 1},
     "hidden attribute": lambda held: _shadowed(held),
     "hidden attribute of a function": lambda held: _captured_twice(held),

@@ -50,7 +50,6 @@ _VALUES = (str, bytes, bytearray, int, float, complex, np.generic)
 # Code that has no closure, and weak references, none of which own state to save. Generators and
 # frames are not listed: their local variables may be state.
 _CODE = (
-    type,
     property,
     classmethod,
     staticmethod,
@@ -142,6 +141,8 @@ def contents_of(x: Any) -> Contents:
     if isinstance(x, types.FunctionType):
         # Not `__module__`, which `functools.wraps` copies from another function.
         return _function_contents(x) if _is_users(x.__globals__.get("__name__")) else _EMPTY
+    if isinstance(x, type):
+        return Contents({}, _of_classes(_kind(x), {}))
     if isinstance(x, _METHODS):
         return Contents({name: getattr(x, name, None) for name in ("__self__", "__func__")}, [])
     return _items_and_attributes(x)
