@@ -149,7 +149,7 @@ def _check(folder):
 
 
 def _faults(lines, batch, weights):
-    """What is wrong with the lines of one step."""
+    """Return the violations in the lines of one step."""
     if not lines:
         return
     met = [i for _, ids, *_ in lines for i in ids]

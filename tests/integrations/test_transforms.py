@@ -1,4 +1,4 @@
-"""Rematerialization and mixed precision: the numbers of hand-written JAX, and what is kept."""
+"""Rematerialization and mixed precision: numbers of hand-written JAX, and kept values."""
 
 import jax
 import jax.numpy as jnp

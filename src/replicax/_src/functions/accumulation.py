@@ -92,7 +92,7 @@ def check_loss(name: str, *, is_weighted: bool, divides_by: str) -> None:
     Args:
         name: The function that computes the loss.
         is_weighted: Whether its mean is divided by a sum of weights.
-        divides_by: What the loss is divided by: the size of the ``"part"``, or ``"another"`` one.
+        divides_by: The divisor of the loss: the size of the ``"part"``, or ``"another"`` one.
 
     Raises:
         ScopeError: If the result would differ from that of the whole batch.

@@ -22,7 +22,7 @@ import numpy as np
 
 from replicax._src.base.errors import ScopeError
 from replicax._src.base.types import TensorSpec, VariableAggregation, VariableSynchronization
-from replicax._src.compat.jax import accept_as_array, concrete
+from replicax._src.compat.jax import accept_as_array, at_rest, concrete, traced
 from replicax._src.context.current import attributes, current, entered, get_strategy
 from replicax._src.data.seeds import set_global_seed
 from replicax._src.integrations import (
@@ -74,8 +74,8 @@ class KerasBackedValue:
         if not in_stateless_scope():
             return read_global(backing)
         # Here Keras only infers shapes, and keeps no values.
-        if is_planning():
-            return jnp.zeros(backing.shape, backing.dtype)  # traced: it takes no memory
+        if is_planning() and traced.value is not at_rest:
+            return jnp.zeros(backing.shape, backing.dtype)  # of the trace: it takes no memory
         with allow_reads():
             return read_global(backing)
 

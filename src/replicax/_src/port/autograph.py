@@ -251,7 +251,7 @@ class _FunctionBody:
             known = {n: v for n, v in outer.values.items() if n not in self._parameters}
             self.values = known | self.values
             self.tensors |= outer.tensors - set(self._parameters)
-        # Functions inside may be called at any later time, so that what they read stays needed.
+        # Functions inside may be called at any later time, so the names that they read stay needed.
         self._inner = list(m.findall(node.body, m.FunctionDef() | m.Lambda()))
         self._captured = set().union(*(_free_names(function) for function in self._inner))
         self._declared = {
@@ -337,7 +337,7 @@ class _FunctionBody:
         return made[0] if is_same else cst.Else(cst.IndentedBlock(made))
 
     def _nested(self, node: cst.FunctionDef) -> cst.FunctionDef:
-        """Return a function in this one, converted with what is known of the names around it."""
+        """Return a function in this one, converted with the known types of the names around it."""
         if node.name.value in self._facts.element_functions:
             return node
         nested = _FunctionBody(node, self._found, self._facts, self)
@@ -473,7 +473,7 @@ class _FunctionBody:
     def _function(
         self, name: str, body: Sequence[Any], outs: list[str] | None, defined: set[str]
     ) -> cst.FunctionDef:
-        """Return a function of a branch; its parameters are what it reads before it assigns it."""
+        """Return a function of a branch; its parameters are the names it reads first."""
         mine = writes(body)
         needed = live_before(body, set(outs or ()))
         given = [n for n in mine if n in needed]

@@ -288,6 +288,11 @@ def laid_out_like(cell: Any) -> Iterator[None]:
         _example.reset(token)
 
 
+def _mesh_axes(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes over which an entry of a partition spec shards one axis of an array."""
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
 def layout_of(
     value: jax.Array, name: str, topology: Topology | None, *, per_replica: bool
 ) -> PartitionSpec:
@@ -303,7 +308,7 @@ def layout_of(
         isinstance(where, NamedSharding)
         and where.mesh == topology.mesh
         and not where.is_fully_replicated
-        and REPLICA_AXIS not in str(where.spec)
+        and not any(REPLICA_AXIS in _mesh_axes(entry) for entry in where.spec)
     ):
         return where.spec
     example = _example.get()

@@ -145,7 +145,7 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
         self.constraint = constraint
         value, traced = initial_array(initial_value, dtype, self._name)
         check_declaration(self, self._name, value, shape, distributed=topology is not None)
-        # A worker that is alone in an elastic run must create what the workers that join it have.
+        # A worker alone in an elastic run creates the same variables as workers that join it.
         several = topology is not None and (
             topology.num_replicas > 1 or (elastic.is_on() and hasattr(strategy, "move_to_workers"))
         )
