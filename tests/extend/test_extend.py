@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import dataclasses
 import importlib
 import json
 import os
@@ -183,6 +184,28 @@ def test_parameters_of_a_library_are_variables_everywhere(library, two, mode, tm
     model.w.data = jnp.zeros(2)
     rx.train.Checkpoint(model=model).restore(path).assert_consumed()
     np.testing.assert_array_equal(model.w.data, [0.5, 0.5])
+
+
+def test_pending_parameters_are_restored_when_they_get_a_value(library, tmp_path):
+    def attach():
+        parameter = importlib.import_module(library).Parameter
+        integration = attach_to(library)()
+        return dataclasses.replace(
+            integration, pending={parameter: lambda p: "variable" not in vars(p)}
+        )
+
+    rx.extend.register_integration(library, attach)
+    lib = importlib.import_module(library)
+    saved = lib.Module(jnp.full(2, 3.0))
+    path = rx.train.Checkpoint(model=saved).save(str(tmp_path / "ckpt"))
+
+    model = lib.Module(jnp.zeros(2))
+    del vars(model.w)["variable"]
+    checkpoint = rx.train.Checkpoint(model=model)
+    checkpoint.restore(path)
+    model.w.data = jnp.zeros(2)
+
+    np.testing.assert_array_equal(model.w.data, [3.0, 3.0])
 
 
 def test_subclasses_inherit_handlers(library):

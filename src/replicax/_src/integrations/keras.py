@@ -112,6 +112,11 @@ def _backing_variable(v: Any) -> Variable | None:
     return backing
 
 
+def is_pending(v: Any) -> bool:
+    """Whether a Keras variable has no value yet: Keras is inferring shapes."""
+    return "_rx" not in v.__dict__ and v.__dict__.get("_value") is None
+
+
 def _variable(v: Any, x: Any) -> Variable:
     on_read = v.synchronization == "on_read"
     variable = Variable(
@@ -381,7 +386,7 @@ def attach() -> Integration:
         why = CONTRACT.lacks(private.VARIABLES)
     if why:
         variable.__init__ = refuse_in_scopes(variable.__init__, "A Keras variable", why.rstrip("."))
-        return Integration(variables)
+        return Integration(variables, pending={variable: is_pending})
     variable.__init__ = _checked_init(variable.__init__)
     variable._value = KerasBackedValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
@@ -398,6 +403,7 @@ def attach() -> Integration:
         metric.reset_states = lambda self: self.reset_state()
     return Integration(
         variables,
+        pending={variable: is_pending},
         exports={keras.Model: _forward},
         checkpoint_children={keras.optimizers.Optimizer: find_part},
         checkpoint_slots={keras.optimizers.Optimizer: find_slot},

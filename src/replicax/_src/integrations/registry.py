@@ -31,6 +31,9 @@ class Integration:
             `rx.Variable` behind an object, or None if it has none. Such objects are accepted
             wherever an `rx.Variable` is: by gradients, tapes, `reduce`, checkpoints. Checkpoints
             use the attributes ``value``, ``shape`` and ``dtype`` of an object that has none.
+        pending: For each class whose objects can exist before their value does, a function that
+            returns whether an object has no value yet. Checkpoints restore such an object when it
+            gets its value.
         opaque: For each class whose objects JAX may treat as pytrees, a function that returns
             whether an object must stay whole, because it contains variables.
         exports: For each class that `rx.saved_model.save` accepts, a function that returns an
@@ -51,6 +54,7 @@ class Integration:
     """
 
     variables: Mapping[type, Callable[[Any], Variable | None]] = field(default_factory=dict)
+    pending: Mapping[type, Callable[[Any], bool]] = field(default_factory=dict)
     opaque: Mapping[type, Callable[[Any], bool]] = field(default_factory=dict)
     exports: Mapping[type, Callable[[Any], tuple[Callable[..., Any], Any]]] = field(
         default_factory=dict
@@ -62,6 +66,7 @@ class Integration:
 # The class attribute under which each group of handlers is stored.
 _ATTRIBUTES = {
     "variables": "__rx_variable__",
+    "pending": "__rx_pending__",
     "opaque": "__rx_opaque__",
     "exports": "__rx_export__",
     "checkpoint_children": "__rx_part__",

@@ -516,4 +516,5 @@ def _copies(x: Any) -> Value | None:
 
 def _has_value(x: Any) -> bool:
     # While Keras infers shapes, it creates variables without a value, which follows later.
-    return variable_of(x) is not None or getattr(x, "_value", x) is not None
+    is_pending = getattr(type(x), "__rx_pending__", None)
+    return variable_of(x) is not None or is_pending is None or not is_pending(x)
