@@ -520,7 +520,8 @@ def _files(tensors: Mapping[str, Any], most: int) -> Iterator[list[str]]:
 
 
 def _dtype(x: Any) -> np.dtype[Any]:
-    return np.dtype(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
+    dtype: np.dtype[Any] = np.dtype(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
+    return dtype
 
 
 def _nbytes(x: Any) -> int:
