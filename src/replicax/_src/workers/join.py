@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from replicax._src.base import cores
 from replicax._src.base.fault_points import fault_point
 from replicax._src.cluster.checks import RollCallError
 from replicax._src.cluster.spec import ClusterFacts
@@ -375,6 +376,7 @@ def _local_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "program": _program(),
         "gpus": list(gpus),
+        **cores.local_facts(),
         "cpu_devices": os.environ.get("REPLICAX_CPU_DEVICES") or "1",
         "versions": {
             "Python": ".".join(platform.python_version_tuple()[:2]),
