@@ -57,11 +57,15 @@ def slurm_with_cgroups(tmp_path_factory):
     (folder / "cgroup.conf").write_text(
         f"CgroupPlugin=cgroup/v{2 if is_v2 else 1}\nCgroupMountpoint=/sys/fs/cgroup\n"
         + ("IgnoreSystemd=yes\n" if is_v2 else "")
+        + "ConstrainCores=yes\n"
     )
     yield from _cluster(folder, names=1, track="cgroup")
 
 
 def _cluster(folder, names=2, track="linuxproc"):
+    is_constrained = track == "cgroup"  # then each task sees its own cores only
+    tasks = "task/cgroup,task/affinity" if is_constrained else "task/none"
+    cpus = os.cpu_count() if is_constrained else 8
     for command in ("munged", "slurmctld", "slurmd", "srun", "sbatch"):
         if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             pytest.skip(f"{command} is not installed: make test-clusters installs it")
@@ -91,7 +95,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/{track}
-TaskPlugin=task/none
+TaskPlugin={tasks}
 ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
@@ -104,7 +108,7 @@ MinJobAge=600
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
         + "".join(
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8\n"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}\n"
             for name, port in nodes.items()
         )
     )

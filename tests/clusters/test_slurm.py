@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -109,10 +110,27 @@ def test_announced_end_and_scancel_save_with_cgroups(slurm_with_cgroups, folder)
         job.run("scancel", job.id)
         # Slurm ends `srun` at once here, so nothing that the tasks write after that is seen.
         job.wait_for(lambda: len(list(run.glob("ckpt-*/checkpoint.json"))) >= 2, "the commit")
-        assert (job.shown("JobState"), job.shown("Restarts")) == ("CANCELLED", "1")
+        job.wait_for(lambda: job.shown("JobState") == "CANCELLED", "CANCELLED")
+        assert job.shown("Restarts") == "1"
 
     assert "SIGUSR1: saving after this step, then ending." in job.text()
     assert job.starts()[1][1] > 0
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two tasks need two cores")
+def test_tasks_use_the_cores_that_slurm_gave_them(slurm_with_cgroups):
+    env = {**environment(), "SLURM_CONF": slurm_with_cgroups["SLURM_CONF"]}
+    half = os.cpu_count() // 2
+    options = ("-n", "2", "-c", f"{half}", "--cpu-bind=cores")
+    program = [sys.executable, "-m", "tests.multi_process.cores"]
+    done = subprocess.run(
+        ["srun", *options, *program], env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+
+    assert done.returncode == 0, done.stderr
+    seen = sorted(line.split() for line in done.stdout.splitlines())
+    assert [uses for _, uses in seen] == [f"{half}"] * 2
+    assert seen[0][0] != seen[1][0]  # other cores
 
 
 def test_slurm_announces_the_end_of_the_time_limit(slurm, folder):
