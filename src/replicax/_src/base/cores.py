@@ -69,7 +69,8 @@ def share_of(members: Sequence[Mapping[str, Any]], index: int) -> float:
     users = Counter(core for member in near for core in _numbers(member["cores"]))
     groups = Counter(group for member in near for group, _ in member["quotas"])
     by_set = sum(1 / users[core] for core in _numbers(mine["cores"]))
-    return min([by_set, *(cores / groups[group] for group, cores in mine["quotas"])])
+    by_quota = [float(cores) / groups[group] for group, cores in mine["quotas"]]
+    return min([by_set, *by_quota])
 
 
 def _ranges(numbers: Sequence[int]) -> str:
