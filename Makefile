@@ -128,6 +128,9 @@ test-oldest: $(VENV)-jax-$(OLDEST_JAX)/.done
 test-workers: $(VENV)/.dev
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests
 
+# One test starts many processes one after another, and may take long on a busy machine.
+PATIENT := -o faulthandler_timeout=3600
+
 # The launchers of Debian, if apt-get is here and may install; tests of those that are missing are skipped.
 LAUNCHERS := openmpi-bin mpich slurm-wlm munge openssh-server iproute2 iptables procps
 LAUNCHER_COMMANDS := mpirun.openmpi mpirun.mpich srun munged sshd ip iptables sysctl
@@ -135,10 +138,10 @@ test-clusters: $(VENV)-clusters/.done
 	for command in $(LAUNCHER_COMMANDS); do command -v $$command >/dev/null || exit 1; done || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(LAUNCHERS); } || \
 	    echo "Cannot install $(LAUNCHERS): their tests will be skipped."
-	PATH=$(CURDIR)/$(VENV)-clusters/bin:$$PATH python -m pytest -q -rs -m clusters tests/clusters
+	PATH=$(CURDIR)/$(VENV)-clusters/bin:$$PATH python -m pytest -q -rs $(PATIENT) -m clusters tests/clusters
 
 test-stores: $(VENV)-stores/.done
-	$(VENV)-stores/bin/python -m pytest -q -m stores tests/stores
+	$(VENV)-stores/bin/python -m pytest -q $(PATIENT) -m stores tests/stores
 
 CHAOS ?= --faults 300
 chaos: $(VENV)/.dev chaos-stores

@@ -298,7 +298,6 @@ def test_slurm_names_only_the_address_that_a_distribution_lets_it_know(distribut
     facts = launchers._slurm(variables)
 
     assert facts.addresses == (facts.coordinator, None, None, None)
-    assert facts.neighbours == 2
 
 
 def test_sage_maker_image_without_variables_reads_the_file(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -40,16 +41,40 @@ def _daemon(command, environment):
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
     """Start munged, slurmctld and slurmd; return the environment of clients."""
+    yield from _cluster(tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture(scope="session")
+def slurm_with_cgroups(tmp_path_factory):
+    """A cluster whose nodes put the processes of each step into a cgroup.
+
+    Two nodes of one machine would use the same cgroups, so there is one.
+    """
+    folder = tmp_path_factory.mktemp("cgroups")
+    is_v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    if not is_v2 and not os.access("/sys/fs/cgroup/freezer", os.W_OK):
+        pytest.skip("the kernel, or this container, has no cgroup of the freezer that is writable")
+    (folder / "cgroup.conf").write_text(
+        f"CgroupPlugin=cgroup/v{2 if is_v2 else 1}\nCgroupMountpoint=/sys/fs/cgroup\n"
+        + ("IgnoreSystemd=yes\n" if is_v2 else "")
+        + "ConstrainCores=yes\n"
+    )
+    yield from _cluster(folder, names=1, track="cgroup")
+
+
+def _cluster(folder, names=2, track="linuxproc"):
+    is_constrained = track == "cgroup"  # then each task sees its own cores only
+    tasks = "task/cgroup,task/affinity" if is_constrained else "task/none"
+    cpus = os.cpu_count() if is_constrained else 8
     for command in ("munged", "slurmctld", "slurmd", "srun", "sbatch"):
         if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             pytest.skip(f"{command} is not installed: make test-clusters installs it")
     if os.geteuid() != 0:
         pytest.skip("starting Slurm's daemons needs root")
-    folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     host = socket.gethostname().partition(".")[0]
     control = _free_port()
-    nodes = {host: _free_port(), "localhost": _free_port()}  # two names of this machine
+    nodes = {name: _free_port() for name in (host, "localhost")[:names]}  # names of this machine
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
@@ -69,8 +94,8 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+ProctrackType=proctrack/{track}
+TaskPlugin={tasks}
 ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
@@ -83,7 +108,7 @@ MinJobAge=600
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
         + "".join(
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8\n"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}\n"
             for name, port in nodes.items()
         )
     )
@@ -100,7 +125,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
     try:
         for name in nodes:
             cluster.start(name)
-        wait_until_idle(environment, folder)
+        wait_until_idle(environment, folder, names)
         yield cluster
     finally:
         cluster.end()
@@ -110,14 +135,14 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
             daemon.wait(30)
 
 
-def wait_until_idle(environment, folder):
+def wait_until_idle(environment, folder, names=2):
     """Wait until all nodes can take jobs."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         asked = subprocess.run(
             ["sinfo", "-h", "-N", "-o", "%T"], env=environment, capture_output=True, text=True
         )
-        if asked.stdout.split() == ["idle"] * 2:
+        if asked.stdout.split() == ["idle"] * names:
             return
         time.sleep(0.5)
     logs = [path.read_text()[-2000:] for path in folder.glob("*.log")]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from replicax._src.workers.wire import free_ports
-from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, environment, started, sums
+from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, SECONDS, environment, started, sums
 from tests.multi_process.servers import Kubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]
@@ -84,7 +84,7 @@ def test_resolver_fails_on_a_pending_pod(tmp_path):
     cluster.phases[1] = "Pending"
     with cluster.serve() as api:
         worker = in_pod(0, tmp_path, api, {"INDEX": "0", "PORT": "7000"})
-        output, _ = worker.communicate(timeout=120)
+        output, _ = worker.communicate(timeout=SECONDS)
 
     assert worker.returncode == 1
     assert "Pod 'train-1' is not running, its phase is 'Pending'" in output

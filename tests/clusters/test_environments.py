@@ -17,7 +17,7 @@ import pytest
 
 from replicax._src.workers.wire import free_ports
 from tests.clusters.test_clouds import HOSTS, in_pod, needs_kubernetes
-from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, environment, need, started
+from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, SECONDS, environment, need, started
 from tests.multi_process.servers import Kubernetes, gce_metadata
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]
@@ -287,7 +287,7 @@ def write_row(name, cells):
 def wait(processes):
     """Return the outputs and exit codes of processes; end all that they started."""
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.clusters]
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "multi_process" / "summed.py"
 PYTHON = [sys.executable, str(PROGRAM)]
+SECONDS = 900  # a hang, not a busy machine
 
 
 def environment(**more):
@@ -25,7 +26,7 @@ def environment(**more):
     common = {
         "PYTHONPATH": str(ROOT / "src"),
         "JAX_PLATFORMS": "cpu",
-        "REPLICAX_JOIN_TIMEOUT": "90",
+        "REPLICAX_JOIN_TIMEOUT": "300",
     }
     return {**kept, **common, **more}
 
@@ -39,7 +40,7 @@ def started(command, env):
 def sums(process):
     """Return what the workers of a job printed, once all have ended."""
     try:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, output
@@ -87,7 +88,7 @@ def test_sbatch_script_without_srun_is_refused(slurm, tmp_path):
     script.write_text(f"#!/bin/sh\n{' '.join(PYTHON)}\n")
     output = tmp_path / "out"
     job = subprocess.run(
-        ["sbatch", "-W", "-n", "2", "-o", str(output), str(script)], env=env, timeout=300
+        ["sbatch", "-W", "-n", "2", "-o", str(output), str(script)], env=env, timeout=SECONDS
     )
 
     assert job.returncode != 0

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class Job:
         name = self.id if task is None else f"{self.id}_{task}"
         return re.search(rf"\b{field}=(\S+)", self.run("scontrol", "-o", "show", "job", name))[1]
 
-    def wait_for(self, what, name=None, task=None, seconds=240):
+    def wait_for(self, what, name=None, task=None, seconds=600):
         """Wait until a text stands in the output, or something is true."""
         deadline = time.monotonic() + seconds
         while not (what() if callable(what) else what in self.text(task)):
@@ -97,10 +98,45 @@ def test_announced_end_saves_and_requeues(slurm, folder, number, nodes):
     assert second[1] > 0  # no commit but the last: the script commits after 50 steps
 
 
+def test_announced_end_and_scancel_save_with_cgroups(slurm_with_cgroups, folder):
+    run = folder / "run"
+    with Job(slurm_with_cgroups, folder, RUN_DIRECTORY=str(run)) as job:
+        job.wait_for("from step 0")
+        time.sleep(2)
+        job.run("scancel", "--signal=USR1", job.id)
+        job.wait_for("restart 1, from step")
+        assert job.shown("Restarts") == "1"
+        time.sleep(2)
+        job.run("scancel", job.id)
+        # Slurm ends `srun` at once here, so nothing that the tasks write after that is seen.
+        job.wait_for(lambda: len(list(run.glob("ckpt-*/checkpoint.json"))) >= 2, "the commit")
+        job.wait_for(lambda: job.shown("JobState") == "CANCELLED", "CANCELLED")
+        assert job.shown("Restarts") == "1"
+
+    assert "SIGUSR1: saving after this step, then ending." in job.text()
+    assert job.starts()[1][1] > 0
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two tasks need two cores")
+def test_tasks_use_the_cores_that_slurm_gave_them(slurm_with_cgroups):
+    env = {**environment(), "SLURM_CONF": slurm_with_cgroups["SLURM_CONF"]}
+    half = os.cpu_count() // 2
+    options = ("-n", "2", "-c", f"{half}", "--cpu-bind=cores")
+    program = [sys.executable, "-m", "tests.multi_process.cores"]
+    done = subprocess.run(
+        ["srun", *options, *program], env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+
+    assert done.returncode == 0, done.stderr
+    seen = sorted(line.split() for line in done.stdout.splitlines())
+    assert [uses for _, uses in seen] == [f"{half}"] * 2
+    assert seen[0][0] != seen[1][0]  # other cores
+
+
 def test_slurm_announces_the_end_of_the_time_limit(slurm, folder):
     # The script has --signal=USR1@90, so that a busy machine has 90 s to begin with training.
     with Job(slurm, folder, "--time=3") as job:
-        job.wait_for("restart 1, from step", seconds=400)
+        job.wait_for("restart 1, from step", seconds=900)
 
     assert "SIGUSR1: saving after this step, then ending." in job.text()
     assert job.starts()[1][1] > 0
@@ -109,7 +145,7 @@ def test_slurm_announces_the_end_of_the_time_limit(slurm, folder):
 def test_time_limit_without_a_warning_saves_and_requeues(slurm, folder):
     # SIGTERM comes at the end of the minute, and SIGKILL after KillWait.
     with Job(slurm, folder, "--time=1", "--signal=CONT@1") as job:
-        job.wait_for("restart 1, from step", seconds=400)
+        job.wait_for("restart 1, from step", seconds=900)
 
     assert "SIGTERM: saving after this step, then ending." in job.text()
     assert f"Slurm job {job.id} is requeued." in job.text()
@@ -206,7 +242,7 @@ def test_submitit_requeues_after_the_save(slurm, folder, monkeypatch):
         return "".join(p.read_text() for p in (folder / "logs").glob("*_log.*"))
 
     def wait_for(word):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while word not in text():
             assert time.monotonic() < deadline, text()
             time.sleep(0.2)

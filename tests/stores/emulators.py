@@ -35,7 +35,7 @@ def started(scheme):
     process = subprocess.Popen(_commands(port)[scheme], **quiet)
     try:
         _wait(port, process)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         if scheme == "s3":
             connection.request("PUT", f"/{BUCKET}")
         else:
@@ -52,11 +52,11 @@ def started(scheme):
 
 
 def _wait(port, process):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert process.poll() is None, "the emulator has ended"
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("GET", "/")
             connection.getresponse().read()
         except OSError:

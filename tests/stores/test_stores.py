@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sending a large body"),  # of aiohttp about gcsfs
 ]
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-SECONDS = 180  # gcsfs waits for seconds before it repeats a request
+SECONDS = 600  # a hang, not a busy machine; gcsfs waits for seconds before it repeats a request
 
 
 def wait_for(check, text=lambda: ""):

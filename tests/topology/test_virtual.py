@@ -146,7 +146,8 @@ def test_workers_of_one_machine_share_its_cores_unless_told_otherwise(processes,
         f"""
         import replicax, jax
         from replicax._src.topology import virtual_devices
-        virtual_devices.share_cores({processes})
+        from replicax._src.base import cores
+        cores.divide([cores.local_facts()] * {processes}, 0)
         with virtual_devices._enough_threads():
             print(os.environ["NPROC"])
         """,

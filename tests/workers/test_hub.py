@@ -12,11 +12,13 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replicax._src.cluster.checks import RollCallError
 from replicax._src.workers import hub as _hub
 from replicax._src.workers import join, watchdog
 from replicax._src.workers import wire as _wire
@@ -570,3 +572,35 @@ def test_what_comes_by_the_network_is_not_unpickled_evaluated_or_imported():
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "another program"])
+def test_a_worker_tries_again_while_the_hub_is_silent(monkeypatch, is_busy):
+    monkeypatch.setattr(join, "_ANSWER_PATIENCE", 0.3)
+    monkeypatch.setattr(join, "_SILENCE", 60.0 if is_busy else 1.0)
+    silent = []
+    with _wire.listen("127.0.0.1:0") as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve():
+            for _ in range(2):  # the challenge comes too late
+                silent.append(listener.accept()[0])
+            wire = Wire(listener.accept()[0])
+            wire.send({"challenge": "c"})
+            theirs = wire.receive_within(30)["nonce"]
+            wire.send({"proof": _wire.proof(TOKEN, "hub", theirs, "c")})
+            silent.append(wire.socket)
+
+        told = SimpleNamespace(token=TOKEN, join_timeout=60.0, name_timeout=60.0)
+        deadline = time.monotonic() + 60
+        if is_busy:
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            join._connect_and_prove(None, told, address, "", deadline).close()
+            thread.join(30)
+            assert len(silent) == 3
+        else:  # nobody accepts
+            with pytest.raises(RollCallError, match="is not worker 0 of this run"):
+                join._connect_and_prove(None, told, address, "", deadline)
+    for sock in silent:
+        sock.close()

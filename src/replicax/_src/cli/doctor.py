@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from replicax._src.base import cores
 from replicax._src.cluster.detection import resolve_cluster
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.files.paths import local_file
@@ -193,10 +194,10 @@ def _devices() -> tuple[bool, str, str]:
 
 
 def _cores() -> tuple[bool, str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = cores.usable()
     devices = jax.local_device_count("cpu")
-    said = f"{cores} for {devices} CPU device{'s' if devices > 1 else ''}"
-    if devices <= (cores or 1):
+    said = f"{count} for {devices} CPU device{'s' if devices > 1 else ''}"
+    if devices <= count:
         return True, said, ""
     return True, said, "Virtual devices share the cores: right numbers, but no speed to measure."
 

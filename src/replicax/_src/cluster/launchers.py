@@ -97,7 +97,7 @@ WRITE_INSTEAD = (
 
 
 def rank_cluster(  # noqa: PLR0913 - the parts of a cluster
-    count: int, index: int, *, host: str, port: int, source: str, job: str, local: str | None = None
+    count: int, index: int, *, host: str, port: int, source: str, job: str
 ) -> ClusterFacts:
     """Return a cluster of equal processes, given the address of the first.
 
@@ -108,7 +108,6 @@ def rank_cluster(  # noqa: PLR0913 - the parts of a cluster
         port: The port at which rank 0 listens.
         source: The launcher, for messages.
         job: The id of the run; see `ClusterFacts`.
-        local: The number of processes on this machine, as the launcher's variable gives it.
     """
     coordinator = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
     parse_address(coordinator, f"The first process of {source}")
@@ -118,7 +117,6 @@ def rank_cluster(  # noqa: PLR0913 - the parts of a cluster
         coordinator=coordinator,
         source=source,
         job=job,
-        local_workers=int(local) if local and local.isdecimal() else 0,
     )
 
 
@@ -142,7 +140,6 @@ def _replicax(env: Env) -> ClusterFacts | None:
         port=to_index(port, "The port of REPLICAX_HUB"),
         source="replicax launch",
         job="",
-        local=env.get("LOCAL_WORLD_SIZE"),
     )
 
 
@@ -205,7 +202,6 @@ def _torchrun(env: Env) -> ClusterFacts | None:
         port=port,
         source="torchrun",
         job=job,
-        local=env.get("LOCAL_WORLD_SIZE"),
     )
 
 
@@ -259,8 +255,8 @@ def _mpi(
             " an address; or export JAX_COORDINATOR_ADDRESS=host:port, with the host of rank 0 and"
             " a free port of it, to all of them."
         )
-    port, local = _choose_port(env, job), env.get(local_size)
-    return rank_cluster(count, index, host=host, port=port, source=source, job=job, local=local)
+    port = _choose_port(env, job)
+    return rank_cluster(count, index, host=host, port=port, source=source, job=job)
 
 
 def _local_launcher() -> str:
@@ -356,14 +352,12 @@ def _slurm(env: Env) -> ClusterFacts | None:
     if not env.get("SLURM_DISTRIBUTION", "block").startswith("block"):
         # Only "block" places consecutive ranks on one host; rank 0 is always on the first host.
         addresses[1:] = [None] * (count - 1)
-    node = to_index(env.get("SLURM_NODEID", ""), "SLURM_NODEID") if "SLURM_NODEID" in env else None
     return ClusterFacts.of_processes(
         index,
         tuple(addresses),
         coordinator=f"{hosts[0]}:{port}",
         source="Slurm",
         job=job,
-        local_workers=tasks[node] if node is not None and node < len(tasks) else 0,
     )
 
 
@@ -514,10 +508,7 @@ def _ray_cluster(count: int) -> ClusterFacts:
     context = sys.modules["ray.train"].get_context()
     index = context.get_world_rank()
     host, port, job = collective.broadcast_from_rank_zero(_meeting_place())
-    local = str(context.get_local_world_size())
-    return rank_cluster(
-        count, index, host=host, port=port, source="Ray Train", job=job, local=local
-    )
+    return rank_cluster(count, index, host=host, port=port, source="Ray Train", job=job)
 
 
 def _jax_cluster(_: Env) -> ClusterFacts | None:

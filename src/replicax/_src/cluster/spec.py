@@ -256,7 +256,6 @@ class ClusterFacts:
         source: The origin of these facts, for messages.
         job: An id that all workers of this run share and that no other run has, such as a job id;
             empty if only the addresses distinguish runs.
-        local_workers: The number of workers on this machine; 0 to infer it from the addresses.
         is_connected: Whether `jax.distributed.initialize` has connected the workers already.
 
     Example:
@@ -275,7 +274,6 @@ class ClusterFacts:
     coordinator: str | None
     source: str
     job: str = ""
-    local_workers: int = 0
     is_connected: bool = False
 
     @classmethod
@@ -307,7 +305,6 @@ class ClusterFacts:
         coordinator: str,
         source: str,
         job: str = "",
-        local_workers: int = 0,
         is_connected: bool = False,
     ) -> "ClusterFacts":
         """Return the facts of equal processes without a chief, as most launchers start them.
@@ -330,26 +327,8 @@ class ClusterFacts:
             coordinator=coordinator,
             source=source,
             job=job,
-            local_workers=local_workers,
             is_connected=is_connected,
         )
-
-    @property
-    def neighbours(self) -> int:
-        """The number of workers on this machine, including this one.
-
-        Example:
-            >>> from replicax._src.cluster.spec import ClusterFacts
-            >>> facts = ClusterFacts.of_processes(
-            ...     0, ("a:1", "a:2", "b:1", None), coordinator="a:1", source="Slurm"
-            ... )
-            >>> facts.neighbours
-            2
-        """
-        if self.local_workers:
-            return self.local_workers
-        hosts = [a.rpartition(":")[0] if a else None for a in self.addresses]
-        return hosts.count(hosts[self.index]) if hosts and hosts[self.index] else 1
 
     def describe(self, index: int) -> str:
         """Return a worker's name for messages.

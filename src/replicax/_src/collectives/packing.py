@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._src.topology.mesh import GATHERED_BYTES, is_gathered_faster
 from replicax._src.values.sharded import SMALL_BYTES
 
 _KIB = 1024
@@ -39,10 +40,7 @@ class Packing:
 
     def is_gathered(self, pack: jax.Array, num_replicas: int) -> bool:
         """Whether each replica receives all packs and sums them locally."""
-        size = _size(pack)[1]
-        is_float = jnp.issubdtype(pack.dtype, jnp.inexact)
-        pays = size >= _KIB or (num_replicas == 2 and size > 0)
-        return is_float and pays and size * num_replicas <= self.gathered_bytes
+        return is_gathered_faster(pack, num_replicas, self.gathered_bytes)
 
 
 # Measured in training steps on idle machines (docs/benchmarks.md). Within a process, where the
@@ -59,7 +57,7 @@ WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
 # 256 bytes to 64 KiB 0.4 to 0.5; 4 workers: 4 bytes 3.4, 4 KiB 0.4. All-gather, 2 workers: 1.2, 0.6
 # to 0.8, 1 MiB 0.9, 4 MiB 1.2; 4 workers: 5.4, 0.7. A CNN with 200 KB of gradients took 1.25 of its
 # step with an all-to-all.
-BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True, gathered_bytes=2 * _MIB)
+BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True, gathered_bytes=GATHERED_BYTES)
 
 
 def for_sharded_variables(packing: Packing) -> Packing:

@@ -17,6 +17,7 @@ from functools import cache
 
 import jax
 
+from replicax._src.base import cores
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.output import filter_output
 from replicax._src.compat.jax import (
@@ -36,7 +37,6 @@ _POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
 # Measured on 2 cores: 2 threads per device suffice and 1.5 deadlock, whatever else runs. A larger
 # pool costs time: a step of matmuls on 2 devices took 1.3 times as long with 16 threads as with 8.
 _THREADS_PER_DEVICE = 4
-_processes_per_host: list[int] = [1]
 # The messages that an installed libtpu prints on a machine without TPUs.
 _ABSENT_TPU = re.compile(
     rb"could not determine TPU|before InitGoogle|Source Location Trace|libtpu_init_utils"
@@ -83,16 +83,6 @@ def threads_needed(devices: int) -> int:
     return _THREADS_PER_DEVICE * devices
 
 
-def share_cores(processes: int) -> None:
-    """Make JAX leave cores for the other workers of this machine when it starts.
-
-    Args:
-        processes: The number of workers on this machine. On 2 cores, 2 workers of one thread each
-            took 0.92 of the time that 2 workers of two threads each took (benchmarks/workers.py).
-    """
-    _processes_per_host[:] = [processes]
-
-
 def requested_devices() -> int | None:
     """Return the number of CPU devices that ``REPLICAX_CPU_DEVICES`` requests, or None.
 
@@ -133,21 +123,19 @@ def _enough_threads() -> Iterator[None]:
 def _best_pool_size(devices: int) -> int:
     if devices > 1:
         return max(_pool_size(), threads_needed(devices))
-    return _configured_pool_size() or max(1, _cores() // _processes_per_host[0])
+    # Leave cores for the other workers of this machine: on 2 cores, 2 workers of one thread each
+    # took 0.92 of the time that 2 workers of two threads each took (benchmarks/workers.py).
+    return _configured_pool_size() or cores.usable()
 
 
 def _pool_size() -> int:
-    """Return the number of threads in XLA's pool for all CPU devices."""
-    return _configured_pool_size() or _cores()
+    """Return the number of threads that XLA would choose for the pool of all CPU devices."""
+    return _configured_pool_size() or len(cores.visible())
 
 
 def _configured_pool_size() -> int | None:
     texts = [os.environ.get(name, "") for name in _POOL_VARIABLES]
     return next((int(text) for text in texts if text.isdigit()), None)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _warn_if_too_late(requested: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.topology.devices import name_task
-from replicax._src.topology.virtual_devices import share_cores
 from replicax._src.workers import start
 from replicax._src.workers.group import Group
 
@@ -19,8 +18,6 @@ def join_workers(facts: ClusterFacts) -> Group | None:
     """
     if facts.num_workers == 1:
         return None
-    if not facts.is_connected:
-        share_cores(facts.neighbours)
     group = start.start(facts)
     name_task(facts.task_type or "worker", facts.index if facts.task_id is None else facts.task_id)
     return group

@@ -11,12 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from replicax._src.base.errors import TracingError
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import ReduceOp
 from replicax._src.topology.devices import current_device
-from replicax._src.topology.mesh import Topology, together
+from replicax._src.topology.mesh import (
+    REPLICA_AXIS,
+    Topology,
+    sum_between_cpus,
+    together,
+)
 from replicax._src.values.per_replica import (
     InBody,
     Mirrored,
@@ -35,6 +41,7 @@ from replicax._src.values.placement import (
     is_staging,
     is_traced,
     on_device,
+    per_replica_map,
     replicate,
 )
 from replicax._src.values.replica_functions import (
@@ -71,9 +78,9 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     rows = stacked_array(value, topology)
     over = (0, *(a + 1 for a in axes[0]))
     if is_traced(rows):
-        return _reduce_rows(rows, op, over)
+        return _reduce_rows(rows, op, over, topology)
     with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}") as finished:
-        reduced = finished(_reduce_rows_jit(rows, op, over))
+        reduced = finished(_row_reducer(op, over, topology)(rows))
     return _to_current_device(first(reduced))
 
 
@@ -210,16 +217,40 @@ def _mean(total: jax.Array, entries: Any, dtype: Any) -> jax.Array:
     return mean.astype(mean_dtype(dtype))
 
 
-def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Array:
-    if not over:
-        return rows
+def _reduce_rows(
+    rows: jax.Array, op: ReduceOp, over: tuple[int, ...], topology: Topology
+) -> jax.Array:
+    """Reduce rows, one for each replica, over axis 0 and more."""
+    if topology.is_between_cpus and topology.cores == 1:
+        return _reduce_between_cpus(rows, op, over, topology)
     if op is ReduceOp.MEAN:
         return jnp.mean(rows, axis=over)
     rows = summand(op, rows)
     return jnp.sum(rows, axis=over, dtype=rows.dtype)
 
 
-_reduce_rows_jit = partial(jax.jit, static_argnums=(1, 2))(_reduce_rows)
+@cached_until_resize
+def _row_reducer(
+    op: ReduceOp, over: tuple[int, ...], topology: Topology
+) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(partial(_reduce_rows, op=op, over=over, topology=topology))
+
+
+def _reduce_between_cpus(
+    rows: jax.Array, op: ReduceOp, over: tuple[int, ...], topology: Topology
+) -> jax.Array:
+    """Reduce on each replica first, so that little is sent, then between them."""
+    inside = tuple(a - 1 for a in over if a > 0)
+
+    def summed(local_rows: jax.Array) -> jax.Array:
+        return sum_between_cpus(_local_sum(op, local_rows[0], inside))
+
+    total: jax.Array = per_replica_map(
+        summed, topology, PartitionSpec(REPLICA_AXIS), PartitionSpec()
+    )(rows)
+    if op is ReduceOp.SUM:
+        return total
+    return _mean(total, _entries(rows.shape, over), rows.dtype)
 
 
 def _reduce_across(

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
 from replicax._src.base.types import ReduceOp
-from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, sum_between_cpus, together
 from replicax._src.values.per_replica import (
     Distributed,
     Form,
@@ -169,7 +169,8 @@ def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Ar
     values = [pieces([as_array(s) for s in sums], topology)]
     if op is ReduceOp.MEAN:
         values.append(pieces([jnp.int32(c) for c in counts], topology))
-    totals = [m.values[0] for m in apply_in_body(_sum, values, topology)]
+    summed = _sum_between_cpus if topology.is_between_cpus and topology.cores == 1 else _sum
+    totals = [m.values[0] for m in apply_in_body(summed, values, topology)]
     total: jax.Array = totals[0] if op is ReduceOp.SUM else totals[0] / totals[1]
     return total
 
@@ -241,6 +242,10 @@ def equal_across(digest: str, topology: Topology, what: str) -> bool:
 def _sum(leaves: list[jax.Array]) -> list[jax.Array]:
     summed: list[jax.Array] = jax.lax.psum(leaves, REPLICA_AXIS)
     return summed
+
+
+def _sum_between_cpus(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [sum_between_cpus(x) for x in leaves]
 
 
 def _gather(leaves: list[jax.Array]) -> list[jax.Array]:

@@ -40,7 +40,8 @@ _LINGER = 1.0  # seconds that the hub waits after the last worker has left
 _PATIENCE = 10.0  # seconds for a worker that was given up to exit
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
-_SHARED_FACTS = ("index", "address", "pid", "host", "gpus")  # sent to all workers
+# Sent to all workers.
+_SHARED_FACTS = ("index", "address", "pid", "host", "gpus", "machine", "cores", "quotas")
 _FINISHES = "The run has come to its end."
 AFTER_REFUSAL = 30.0  # seconds that the roll call continues after a worker was refused
 

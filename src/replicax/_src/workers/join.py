@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from replicax._src.base import cores
 from replicax._src.base.fault_points import fault_point
 from replicax._src.cluster.checks import RollCallError
 from replicax._src.cluster.spec import ClusterFacts
@@ -36,6 +37,7 @@ _log = logging.getLogger("replicax")
 _RETRY = 0.05
 _TELL_EVERY = 5.0
 _ANSWER_PATIENCE = 10.0
+_SILENCE = 60.0  # seconds in which a worker tries again to get an answer from a silent hub
 _LATE = 10.0  # seconds in which a worker that joins a running run must reach it
 _FEWEST_SECONDS = 15.0  # minimum timeout for a silent hub, which sends something every 5 s
 
@@ -65,14 +67,13 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
         options = hub_options(facts, settings, address, "worker 0")
         fault = _start_hub(replace(options, program=Path(sys.argv[0]).name or "python"))
     try:
-        wire = _connect(facts, settings, address, fault, deadline)
-    except RollCallError:
-        if not settings.joins:
+        wire = _connect_and_prove(facts, settings, address, fault, deadline)
+    except RollCallError as error:
+        if not settings.joins or isinstance(error, _WrongHubError):
             raise
         reports.say(f"this worker is not needed: nothing answers at {address}, the run is over.")
         sys.exit(NOT_NEEDED)
     try:
-        prove(wire, settings.token, address, fault)
         wire.send({"join": {**_local_facts(facts, gpus), "joins": settings.joins}})
         return wire, _wait(wire, address, max(settings.ping_timeout, _FEWEST_SECONDS))
     except BaseException:
@@ -241,6 +242,24 @@ class HubProcess:
 _local_hub: list[HubProcess] = []  # keeps the pipe to the hub's standard input open
 
 
+def _connect_and_prove(
+    facts: ClusterFacts, settings: Settings, address: str, fault: str, deadline: float
+) -> Wire:
+    """Connect to the hub and authenticate; try again if a busy hub does not answer in time."""
+    last = None  # the silence begins with the first connection, however late worker 0 starts
+    while True:
+        wire = _connect(facts, settings, address, fault, deadline)
+        last = last or min(deadline, time.monotonic() + _SILENCE)
+        try:
+            prove(wire, settings.token, address, fault)
+            return wire
+        except BaseException as error:
+            wire.close()
+            if fault or not isinstance(error, _SilentHubError) or time.monotonic() > last:
+                raise
+            _log.warning("worker 0 (%s) does not answer; trying again", address)
+
+
 def _connect(
     facts: ClusterFacts, settings: Settings, address: str, fault: str, deadline: float
 ) -> Wire:
@@ -281,12 +300,12 @@ def prove(wire: Wire, token: str, address: str, fault: str = "", role: str = "wo
     stranger = _cannot_listen(address, fault) if fault else _wrong_hub(address)
     challenge = _receive_or_raise(wire, stranger).get("challenge")
     if not isinstance(challenge, str):
-        raise RollCallError(stranger)
+        raise _WrongHubError(stranger)
     mine = _wire.nonce()
     wire.send({"role": role, "nonce": mine, "proof": _wire.proof(token, role, challenge, mine)})
     reply = _receive_or_raise(wire, stranger)
     if not _wire.is_proof(reply.get("proof"), token, "hub", mine, challenge):
-        raise RollCallError(stranger)
+        raise _WrongHubError(stranger)
 
 
 def statuses(address: str, token: str) -> Iterator[Message]:
@@ -305,14 +324,24 @@ def statuses(address: str, token: str) -> Iterator[Message]:
                 yield status
 
 
+class _WrongHubError(RollCallError):
+    """What listens at the address of worker 0 is no hub of this run."""
+
+
+class _SilentHubError(_WrongHubError):
+    """What listens there has said nothing for a while: perhaps a hub on a busy machine."""
+
+
 def _receive_or_raise(wire: Wire, otherwise: str) -> Message:
-    """Return the next message; if none arrives in time, raise RollCallError(``otherwise``)."""
+    """Return the next message; if none arrives in time, raise an error with text ``otherwise``."""
+    began = time.monotonic()
     try:
         data = wire.receive_within(_ANSWER_PATIENCE)
     except _wire.WireError:
-        data = None
-    if data is None:
-        raise RollCallError(otherwise)
+        raise _WrongHubError(otherwise) from None
+    if data is None:  # also if the connection was closed
+        is_silent = time.monotonic() - began >= _ANSWER_PATIENCE
+        raise (_SilentHubError if is_silent else _WrongHubError)(otherwise)
     return data
 
 
@@ -347,6 +376,7 @@ def _local_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "program": _program(),
         "gpus": list(gpus),
+        **cores.local_facts(),
         "cpu_devices": os.environ.get("REPLICAX_CPU_DEVICES") or "1",
         "versions": {
             "Python": ".".join(platform.python_version_tuple()[:2]),

@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import numpy as np
 
+from replicax._src.base import cores
 from replicax._src.base.errors import ScopeError
 from replicax._src.base.output import GLOO_GREETING, filter_output
 from replicax._src.cluster.checks import RollCallError, WorkerLostError
@@ -75,6 +76,7 @@ def start(facts: ClusterFacts) -> Group:
         )
     if not facts.is_connected:
         gpus.divide(go["members"], facts.index)
+        cores.divide(go["members"], facts.index)
     _start_jax(group, go["service"])
     return group
 
@@ -234,6 +236,7 @@ def _is_started(group: Group, go: Message) -> bool:
     """Start JAX for the next generation; return False if another worker was lost meanwhile."""
     reset_backends()
     group.enter(go)
+    cores.divide(go["members"], group.facts.index)
     try:
         if group.facts.num_workers > 1:
             _start_jax(group, go["service"])
