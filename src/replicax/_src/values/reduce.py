@@ -35,6 +35,7 @@ from replicax._src.values.placement import (
     is_staging,
     is_traced,
     on_device,
+    refuse_other_mesh,
     replicate,
 )
 from replicax._src.values.replica_functions import (
@@ -72,6 +73,7 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     over = (0, *(a + 1 for a in axes[0]))
     if is_traced(rows):
         return _reduce_rows(rows, op, over)
+    refuse_other_mesh(topology)
     with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}") as finished:
         reduced = finished(_reduce_rows_jit(rows, op, over))
     return _to_current_device(first(reduced))
