@@ -136,6 +136,9 @@ OPERATIONS = {
     "eqx.apply_updates": lambda p, q: eqx.apply_updates(weights(q), weights(p)),
     "tree_equal": lambda p, q: eqx.tree_equal(p, q),
     "tree_serialise_leaves": through(eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves),
+    "tree_deserialise_leaves": lambda p, q: through(
+        eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves
+    )(q, eqx.filter_eval_shape(lambda tree: tree, p)),
     "filter_jit": lambda p, q: eqx.filter_jit(loss)(p),
     "filter_grad": lambda p, q: eqx.filter_grad(loss)(p),
     "filter_vmap": lambda p, q: eqx.filter_vmap(lambda r: r * 2)(p["w"]),

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _programs(options: argparse.Namespace) -> list[Program]:
     named = (("keras", options.keras_io), ("flax", options.flax), ("equinox", options.equinox))
-    roots = [(name, root) for name, root in named if root]
+    roots = [(name, root.resolve()) for name, root in named if root]
     absent = [str(root) for _, root in roots if not root.exists()]
     if absent:
         raise SystemExit(f"No such folder: {', '.join(absent)}. Name a checkout of the library.")

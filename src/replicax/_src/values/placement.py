@@ -6,6 +6,7 @@ module and ``replica_functions``, where each replica reads only its own copy. Wi
 replica, an array is replicated over the logical devices, or sharded by a spec of their mesh axes.
 """
 
+import functools
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -365,13 +366,35 @@ def per_replica_map(
     ``check_vma=False`` gives the semantics of tf.distribute: a gradient stays local until it is
     all-reduced, and the gradient of an all-reduce is an all-reduce.
     """
-    return jax.shard_map(
+    mapped = jax.shard_map(
         fn,
         mesh=topology.mesh,
         in_specs=in_specs,
         out_specs=out_specs,
         axis_names={REPLICA_AXIS},
         check_vma=False,
+    )
+
+    @functools.wraps(mapped)
+    def call(*args: Any) -> Any:
+        refuse_other_mesh(topology)
+        return mapped(*args)
+
+    return call
+
+
+def refuse_other_mesh(topology: Topology) -> None:
+    """Raise if the program has set another mesh than that of the replicas."""
+    # JAX runs a mapped function only under the mesh that it is mapped over, or under none. A mesh
+    # with manual axes is that of an enclosing map, about which JAX raises errors of its own.
+    active = jax.sharding.get_abstract_mesh()
+    if active.empty or active.manual_axes or active == topology.mesh.abstract_mesh:
+        return
+    raise PlacementError(
+        f"`jax.set_mesh` has set a mesh {dict(active.shape)}, but a strategy runs its replicas on"
+        f" a mesh of its own, {dict(topology.mesh.shape)}. Use the strategy outside of"
+        " `with jax.set_mesh(...)`, or remove a mesh that is set for the whole program:"
+        " `with jax.set_mesh(None): strategy.run(...)`."
     )
 
 

@@ -42,6 +42,7 @@ from replicax._src.values.placement import (
     is_traced,
     on_device,
     per_replica_map,
+    refuse_other_mesh,
     replicate,
 )
 from replicax._src.values.replica_functions import (
@@ -79,6 +80,7 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     over = (0, *(a + 1 for a in axes[0]))
     if is_traced(rows):
         return _reduce_rows(rows, op, over, topology)
+    refuse_other_mesh(topology)
     with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}") as finished:
         reduced = finished(_row_reducer(op, over, topology)(rows))
     return _to_current_device(first(reduced))
