@@ -107,6 +107,8 @@ class At:
         self.where = self.error = None
 
     def __enter__(self):
+        # Python 3.12 sends events of bytecodes only if a frame asked for them before `settrace`.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._begin)
         return self
 

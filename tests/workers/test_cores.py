@@ -58,12 +58,8 @@ def test_quota_is_shared_by_the_workers_of_its_cgroup_only():
 
 def test_limited_process_sees_its_cores():
     allowed = sorted(os.sched_getaffinity(0))[:1]
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW],
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, allowed),
-    )
+    limited = f"import os\nos.sched_setaffinity(0, {allowed})\n{SHOW}"
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True)
 
     facts, usable = json.loads(done.stdout)
     assert (facts["cores"], usable) == (str(allowed[0]), 1), done.stderr

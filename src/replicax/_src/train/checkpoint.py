@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import types
@@ -133,7 +134,8 @@ class Checkpoint:
             file_prefix: The folder and the first part of the name, ``"run/ckpt"``.
             options: A `CheckpointOptions`; only ``enable_async`` has an effect.
             block: Whether to wait until the checkpoint is on disk. Otherwise it is written in the
-                background; the next save, `sync` and the exit of the program wait for it.
+                background; the next save, `sync` and the exit of the program wait for it. Python
+                3.12 cannot wait at its exit, so there ``block=False`` has no effect.
 
         Returns:
             The path, ``"run/ckpt-1"``.
@@ -157,7 +159,7 @@ class Checkpoint:
         group = _group.current()
         ticket = 0 if group is None else group.new_feed()
         self._writing = _Writing(lambda: store.write(path, content, ticket))
-        if block and not is_async(options):
+        if not (_can_finish_at_exit and (is_async(options) or not block)):
             self.sync()
         return path
 
@@ -302,8 +304,6 @@ class _Writing:
         self._thread = new_thread(run, name="replicax-checkpoint")
         self._thread.start()
         _unfinished.add(self)
-        if _before_exit is None:  # without that hook, the program's exit would not wait for it
-            self._thread.join()
 
     def wait(self) -> bool:
         """Wait for the save; return False if it was given up in a resize."""
@@ -361,6 +361,9 @@ def finish_all() -> None:
 # On exit, Python shuts down the thread pools that Orbax needs before it joins threads and before
 # it runs `atexit` functions. This private hook runs before both.
 _before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
+# Python 3.12 starts no more threads as soon as it shuts down, before that hook runs, and Orbax
+# needs new ones. There, and without the hook, a save that outlives the program would be lost.
+_can_finish_at_exit = _before_exit is not None and sys.version_info[:2] != (3, 12)
 _unfinished: set[_Writing] = set()
 _hanging: list[threading.Thread] = []
 if _before_exit is not None:
