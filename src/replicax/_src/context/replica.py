@@ -34,8 +34,8 @@ _SUM_OF_MEANS = (
 )
 _SUM_OF_JAX_MEANS = (
     "The gradients of {mean}, a mean over each replica's own rows, are summed over {count}"
-    " replicas, which makes them {count} times as large as on one device. Take the mean over the global batch"
-    " instead: `rx.nn.mean_loss(losses)`, given the loss of each example."
+    " replicas, which makes them {count} times as large as on one device. Take the mean over the"
+    " global batch instead: `rx.nn.mean_loss(losses)`, given the loss of each example."
 )
 
 _Options = CommunicationOptions | None

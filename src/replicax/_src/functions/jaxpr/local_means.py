@@ -10,10 +10,11 @@ the number of replicas before or after the sum ends the search. `rx.nn.mean_loss
 number of examples of all replicas, and not with `jnp.mean`.
 """
 
-import os
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jaxprs
 
@@ -30,14 +31,16 @@ _SUM = 5  # of such gradients, over the replicas
 
 _SUMS = frozenset({"psum", "psum2", "psum_invariant"})
 _UNARY = frozenset(
-    ("broadcast_in_dim", "convert_element_type", "copy", "copy_p", "cumsum", "expand_dims", "name")
-    + ("neg", "optimization_barrier", "pvary", "real", "reduce_precision", "reduce_sum", "reshape")
-    + ("rev", "sharding_constraint", "slice", "squeeze", "transpose")
+    {
+        *("broadcast_in_dim", "convert_element_type", "copy", "copy_p", "cumsum", "expand_dims"),
+        *("name", "neg", "optimization_barrier", "pvary", "real", "reduce_precision"),
+        *("reduce_sum", "reshape", "rev", "sharding_constraint", "slice", "squeeze", "transpose"),
+    }
 )
 _PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "mul", "select_and_scatter_add"})
 # The operands that may be the gradient, of operations that move it; the others select where.
 _MOVES = {"dynamic_slice": (0,), "gather": (0,), "scatter-add": (0, 2), "pad": (0,)}
-_REDUCTIONS = os.path.join("jax", "_src", "numpy", "reductions.py")
+_FILE_OF_MEAN = inspect.unwrap(jnp.mean).__code__.co_filename
 _JOINS = frozenset({"add_any", "concatenate"})
 
 
@@ -89,9 +92,8 @@ class _Walk:
             states = [of(x) for x in equation.invars]
             if not any(states):
                 continue
-            for var, state in zip(
-                equation.outvars, self._equation(equation, states, varies), strict=True
-            ):
+            found = self._equation(equation, states, varies)
+            for var, state in zip(equation.outvars, found, strict=True):
                 if state is not None:
                     known[var] = state
         return [of(x) for x in jaxpr.outvars]
@@ -219,7 +221,7 @@ def _number(x: Any) -> float | None:
 def _is_of_mean(equation: Any) -> bool:
     """Whether `jnp.mean` has made an equation, and not a sum that is divided by some number."""
     return any(
-        f.function_name in ("mean", "_mean") and f.file_name.endswith(_REDUCTIONS)
+        f.function_name in ("mean", "_mean") and f.file_name == _FILE_OF_MEAN
         for f in _frames(equation)
     )
 
