@@ -246,7 +246,7 @@ def paced(clock, workers, seconds=20):
     ],
 )
 def test_the_worker_that_others_wait_for_is_slow(clock, workers, expected):
-    assert [(s.index, s.cause) for s in slow(paced(clock, workers))] == expected
+    assert [(s.worker, s.cause) for s in slow(paced(clock, workers))] == expected
 
 
 def test_a_few_steps_do_not_make_a_worker_slow(clock):

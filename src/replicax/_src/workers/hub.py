@@ -438,8 +438,8 @@ class Hub:
 
     def _note_slow(self, workers: dict[int, watchdog.Progress]) -> None:
         """Name workers that are slow; the first worker prints each once, until it is not slow."""
-        found = {s.index: s for s in watchdog.slow(workers)}
-        still = {s.index for s in watchdog.slow(workers, watchdog.STILL_SLOW_TIMES)}
+        found = {s.worker: s for s in watchdog.slow(workers)}
+        still = {s.worker for s in watchdog.slow(workers, watchdog.STILL_SLOW_TIMES)}
         for index in self._slow.keys() - still:
             del self._slow[index]
         for index in found.keys() - self._slow.keys():

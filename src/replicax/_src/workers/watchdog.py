@@ -189,14 +189,14 @@ class Slow(NamedTuple):
     """A worker for which the others wait.
 
     Attributes:
-        index: The worker.
+        worker: Its index.
         times: How many times as long as the median worker it takes for a step.
         seconds: What it takes for a step, in seconds.
         cause: "input" if it waits for its own data, else "host": its Python code, or operations
             outside of compiled steps.
     """
 
-    index: int
+    worker: int
     times: float
     seconds: float
     cause: str
