@@ -101,7 +101,8 @@ class _Walk:
     def _equation(
         self, equation: Any, states: list[int | None], varies: Callable[[Any], bool]
     ) -> list[int | None]:
-        name, none = equation.primitive.name, [None] * len(equation.outvars)
+        name = equation.primitive.name
+        none: list[int | None] = [None] * len(equation.outvars)
         if name in CALLS:
             return self._call(equation, states, varies)
         if _is_sum(equation):
