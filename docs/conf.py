@@ -114,6 +114,8 @@ def _page(name: str, module: Any, known: dict[int, str]) -> tuple[str, list[tupl
         first = known.setdefault(id(value), path) if callable(value) else path
         if first != path:
             lines += [f"`{path}` is :obj:`{first}`.", ""]
+        elif inspect.isclass(value) and not value.__module__.startswith("replicax"):
+            lines += [f"`{path}` is `{value.__module__}.{value.__qualname__}`.", ""]
         elif inspect.isclass(value):
             classes.append((path, value))
         else:

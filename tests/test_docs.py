@@ -14,7 +14,10 @@ import types
 import replicax as rx
 site = runpy.run_path({str(DOCS / "conf.py")!r})
 pages, known = site["_public"](rx, "replicax", {{}}), {{}}
-texts = {{name: site["_page"](name, module, known)[0] for name, module in pages.items()}}
+made = {{name: site["_page"](name, module, known) for name, module in pages.items()}}
+texts = {{name: text for name, (text, _) in made.items()}}
+for path, value in (pair for _, classes in made.values() for pair in classes):
+    assert path in site["_class_page"](path, value, known), path
 names = [(place, name) for place, module in pages.items() for name in module.__all__]
 for place, name in names:
     value = getattr(pages[place], name)

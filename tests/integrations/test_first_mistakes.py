@@ -7,7 +7,9 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import replicax as rx
 from replicax._src.strategy import base
@@ -96,6 +98,116 @@ def test_mean_gradients_of_a_mean_loss_do_not_warn():
     loss = keras.losses.MeanSquaredError()
     np.testing.assert_allclose(train(mirrored(2), loss, op="MEAN"), ONE, rtol=1e-5)
     np.testing.assert_allclose(train(mirrored(1), loss), ONE, rtol=1e-5)  # one replica
+
+
+def nnx_step(mean):
+    """An NNX step with an Optax optimizer, which sums the gradients by itself."""
+    model = nnx.Linear(3, 1, use_bias=False, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def step(x, y):
+        gradients = nnx.grad(lambda m: mean((m(x) - y) ** 2))(model)
+        optimizer.update(model, gradients)
+
+    return step
+
+
+def optax_step(mean, op="SUM", after=1.0, before=1.0):
+    """A step of plain JAX and Optax; the gradients may be scaled before and after the sum."""
+    w, tx = rx.Variable(jnp.ones((3, 1))), optax.adam(0.1)
+    state = tx.init(jnp.ones((3, 1)))
+
+    def step(x, y):
+        gradient = jax.grad(lambda w: mean(jnp.tanh(x @ w) - y))(w.read_value()) * before
+        gradient = rx.distribute.get_replica_context().all_reduce(op, gradient) * after
+        w.assign_add(tx.update(gradient, state)[0])
+
+    return step
+
+
+def layers_step(mean):
+    """A model whose layers are scanned and rematerialized, with a jitted loss."""
+    w = rx.Variable(jnp.ones((2, 3, 3)))
+
+    def step(x, y):
+        def loss_fn(w):
+            layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+            h, _ = jax.lax.scan(layer, x, w)
+            return jax.jit(lambda h: -mean(h - y))(h)
+
+        gradient = jax.grad(loss_fn)(w.read_value())
+        w.assign_sub(0.1 * rx.distribute.get_replica_context().all_reduce("SUM", gradient))
+
+    return step
+
+
+def two_level_step(mean):
+    """An inner step on one replica's mean, whose outer loss is the right one."""
+    w = rx.Variable(jnp.ones((3, 1)))
+
+    def step(x, y):
+        inner = lambda w: jnp.mean((x @ w - y) ** 2)  # noqa: E731
+
+        def outer(w):
+            return mean((x @ (w - 0.1 * jax.grad(inner)(w)) - y) ** 2)
+
+        gradient = jax.grad(outer)(w.read_value())
+        w.assign_sub(0.1 * rx.distribute.get_replica_context().all_reduce("SUM", gradient))
+
+    return step
+
+
+def compile_and_run(make, *args, **kwargs):
+    strategy = mirrored(2)
+    with strategy.scope():
+        step = make(*args, **kwargs)
+    rows = rx.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    for batch in strategy.experimental_distribute_dataset(rows):
+        rx.function(lambda batch: strategy.run(step, args=batch))(batch)
+
+
+def penalized(losses):
+    return jnp.mean(losses) + 0.1 * jnp.mean(losses**2)
+
+
+@pytest.mark.parametrize("make", [nnx_step, optax_step, layers_step])
+@pytest.mark.parametrize("mean", [jnp.mean, lambda x: x.mean(), penalized])
+def test_summed_gradients_of_a_jax_mean_warn(make, mean):
+    with pytest.warns(UserWarning, match=r"summed over 2 replicas.*rx\.nn\.mean_loss") as seen:
+        compile_and_run(make, mean)
+
+    assert {w.filename for w in seen} == {__file__}
+    assert f"jnp.mean at {__file__}:" in str(seen[0].message)
+
+
+RIGHT = {
+    "mean_loss": rx.nn.mean_loss,
+    "divided by the replicas": lambda x: jnp.mean(x) / 2,
+    "divided by the global batch": lambda x: x.sum() / 8,
+    "sum": jnp.sum,
+    "mean of features": lambda x: rx.nn.mean_loss(jnp.mean(x, axis=-1)),
+    "weights": lambda x: (x * 0.25).sum() / 2,
+}
+
+
+@pytest.mark.filterwarnings("error:The gradients of jnp.mean")
+@pytest.mark.parametrize("make", [nnx_step, optax_step, layers_step, two_level_step])
+@pytest.mark.parametrize("mean", RIGHT)
+def test_gradients_of_the_right_size_do_not_warn(make, mean):
+    """With as many columns as replicas, a sum looks like a mean."""
+    compile_and_run(make, RIGHT[mean])
+
+
+@pytest.mark.filterwarnings("error:The gradients of jnp.mean")
+@pytest.mark.parametrize("scales", [{"op": "MEAN"}, {"after": 0.5}, {"before": 0.5}])
+def test_gradients_that_are_divided_by_the_replicas_do_not_warn(scales):
+    compile_and_run(optax_step, jnp.mean, **scales)
+
+
+@pytest.mark.filterwarnings("error:The gradients of jnp.mean")
+def test_a_mean_of_parameters_does_not_warn():
+    """What a regularizer adds does not depend on the rows."""
+    compile_and_run(optax_step, lambda x: rx.nn.mean_loss(x) + jnp.mean(jnp.ones(8)))
 
 
 def model_outside():

@@ -1,9 +1,5 @@
 """`rx.train.track` and `log`: the first worker writes, and a restart continues its run."""
 
-import os
-import subprocess
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -80,43 +76,3 @@ def logged(folder):
 def test_the_first_worker_logs(tmp_path):
     assert run_in_processes(logged, 2, args=(str(tmp_path),)) == [1, 0]
     assert len(list(tmp_path.glob("events.*"))) == 1
-
-
-PROGRAM = """
-import sys
-import replicax as rx
-tracker, folder, step = sys.argv[1:]
-rx.train.track(tracker, folder=folder, project="p")
-rx.train.log({"loss": 0.5}, int(step))
-"""
-
-
-def start_twice(tracker, folder, **env):
-    for step in ("0", "1"):
-        command = [sys.executable, "-c", PROGRAM, tracker, str(folder), step]
-        subprocess.run(command, check=True, env=os.environ | env, timeout=300)
-
-
-@pytest.mark.foreign
-def test_wandb_continues_its_run(tmp_path):
-    pytest.importorskip("wandb")
-    start_twice("wandb", tmp_path, WANDB_MODE="offline")
-
-    run_id = (tmp_path / "wandb_run_id").read_text()
-    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
-    assert runs
-    assert all(name.endswith(run_id) for name in runs)
-
-
-@pytest.mark.foreign
-def test_mlflow_continues_its_run(tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    place = f"file://{tmp_path}/store"
-    settings = {"MLFLOW_TRACKING_URI": place, "MLFLOW_ALLOW_FILE_STORE": "true"}
-    start_twice("mlflow", tmp_path / "run", **settings)
-
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    client = mlflow.MlflowClient(place)
-    (run,) = client.search_runs([client.get_experiment_by_name("p").experiment_id])
-    history = client.get_metric_history(run.info.run_id, "loss")
-    assert [(m.step, m.value) for m in history] == [(0, 0.5), (1, 0.5)]

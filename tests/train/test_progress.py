@@ -2,15 +2,19 @@
 
 import io
 import re
+import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
+from replicax._src.preflight.report import Memory
+from replicax._src.preflight.targets import Target
 
 LINE = re.compile(
     r"(?:\w+: )?step (\d+)(/\d+)?, (?:([\d,]+) examples/s, )?[\d,.]+ steps/s, input wait \d+%"
+    r", goodput \d+%"
 )
 
 
@@ -129,3 +133,48 @@ def silent_worker():
 @pytest.mark.multi_process
 def test_of_several_workers_the_first_shows_it():
     assert list(rx.testing.run_in_processes(silent_worker, 2)) == [True, False]
+
+
+def report_of(seconds):
+    """A report on a step whose arithmetic takes ``seconds`` at the peak rate of a v5e."""
+    return rx.tpu.PreflightReport(
+        step="s",
+        topology="v5e:2x2",
+        num_devices=4,
+        num_replicas=4,
+        error="",
+        compiles=True,
+        fits=True,
+        memory=Memory(),
+        hbm=1,
+        collectives=(),
+        flops=seconds * Target.parse("v5e:2x2").limits.flops,
+        bytes_accessed=1.0,
+        compile_seconds=1.0,
+    )
+
+
+def test_goodput_and_mfu_leave_out_the_first_step(capsys, monkeypatch):
+    """Five waits of 1 s; a first step of 3 s, then four of 1 s: 4 of 12 s are productive.
+
+    The arithmetic of a step takes 0.5 s at peak rate: 2 s of the 8 s after the first step.
+    """
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def waited_for():
+        for _ in range(5):
+            now[0] += 1.0
+            yield None
+
+    for step, _ in enumerate(rx.train.progress(waited_for(), preflight=report_of(0.5))):
+        now[0] += 1.0 if step else 3.0
+
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "input wait 42%, goodput 33%, MFU 25.0%" in line
+
+
+def test_mfu_is_shown_from_the_second_step_on(capsys):
+    _, lines = gone_through(capsys, range(2), preflight=report_of(1.0))
+
+    assert ["MFU" in line for line in lines] == [False, True, True]

@@ -18,6 +18,7 @@ from replicax._src.workers.watchdog import (
     different,
     hanging,
     silent,
+    slow,
     stuck,
 )
 
@@ -219,3 +220,79 @@ def test_the_hub_takes_what_a_worker_tells():
 def test_what_is_no_number_is_no_message_of_a_worker(figure):
     with pytest.raises((ValueError, TypeError, OverflowError)):
         Progress().note({**PING, "load": {"steps": figure}})
+
+
+def paced(clock, workers, seconds=20):
+    """The progress of workers after steps of 0.1 s: seconds blocked and reading in each step."""
+    found = {i: Progress() for i in range(len(workers))}
+    for second in range(seconds + 1):
+        for (blocked, reading), p in zip(workers, found.values(), strict=True):
+            steps = 10 * second
+            figures = {"steps": steps, "blocked": blocked * steps, "reading": reading * steps}
+            p.note({**PING, "load": figures})
+        clock[0] += 1.0
+    return found
+
+
+# The steps of all workers take 0.1 s; the slow one is blocked least.
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([(0.05, 0), (0.05, 0), (0.05, 0)], []),
+        ([(0.08, 0), (0.08, 0), (0.04, 0)], [(2, "host")]),
+        ([(0.08, 0.01), (0.08, 0.01), (0.04, 0.05)], [(2, "input")]),
+        ([(0.08, 0), (0.04, 0)], [(1, "host")]),  # of two, the faster is the measure
+        ([(0.08, 0), (0.07, 0)], []),  # 0.1 s against 0.09 s
+    ],
+)
+def test_the_worker_that_others_wait_for_is_slow(clock, workers, expected):
+    assert [(s.worker, s.cause) for s in slow(paced(clock, workers))] == expected
+
+
+def test_a_few_steps_do_not_make_a_worker_slow(clock):
+    workers = [(0.08, 0), (0.08, 0), (0.04, 0)]
+
+    assert slow(paced(clock, workers, seconds=4)) == []
+    (found,) = slow(paced(clock, workers))
+    assert found.times == pytest.approx(0.1 / 0.06)
+    assert found.seconds == pytest.approx(0.1)
+
+
+def test_start_up_does_not_hide_a_slow_worker(clock):
+    """A minute of start-up, the same for all, would make the factor almost one."""
+    workers = [(0.08, 0), (0.08, 0), (0.04, 0)]
+    found = {i: Progress() for i in range(3)}
+    for p in found.values():
+        p.note({**PING, "load": {"steps": 0}})
+    clock[0] += 60.0
+    for (blocked, _), p in zip(workers, found.values(), strict=True):
+        for steps in range(10, 220, 10):
+            figures = {"steps": steps, "blocked": blocked * steps, "reading": 0}
+            p.note({**PING, "load": figures})
+            clock[0] += 1.0
+
+    assert [s.times for s in slow(found)] == [pytest.approx(0.1 / 0.06)]
+
+
+def test_reading_counts_while_the_program_waits_for_it(clock):
+    load = Load()
+    with load.reads():
+        clock[0] += 3.0  # ahead of the program
+    with load:
+        clock[0] += 1.0  # for another worker
+        with load.reads():
+            clock[0] += 2.0
+
+    assert (load.reading, load.waited) == (2.0, 3.0)
+
+
+def test_goodput_is_the_time_after_the_first_step_without_waits(clock):
+    load = Load()
+    clock[0] += 2.0
+    load.steps += 1
+    load.told()
+    with load:
+        clock[0] += 3.0
+    clock[0] += 5.0
+
+    assert load.told()["goodput"] == pytest.approx(0.5)

@@ -47,6 +47,7 @@ class Attempt:
         code: The exit code; None while it runs.
         cause: The launcher's explanation of a failure.
         news: The hub's reports on workers that were lost, left, or ran something else.
+        slow: The hub's reports on workers for which the others waited.
         workers: The samples of each worker, by index.
     """
 
@@ -55,6 +56,7 @@ class Attempt:
     code: int | None = None
     cause: str = ""
     news: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
     workers: dict[int, Samples] = field(default_factory=dict)
 
 
@@ -105,6 +107,7 @@ class Reporter:
 
     def _add_status(self, attempt: Attempt, status: Message) -> None:
         attempt.news = [str(text) for text in status["news"]]
+        attempt.slow += [t for t in map(str, status.get("slow", ())) if t not in attempt.slow]
         for worker in status["workers"]:
             samples = attempt.workers.setdefault(int(worker["index"]), Samples())
             samples.add(self._now(), worker)
@@ -119,7 +122,9 @@ class Reporter:
         body = [
             f'<p class="soft">Launched {when}; {how} after {last.ended:.0f} s,'
             f" with {restarts} restart{'s' if restarts != 1 else ''}.</p>",
+            f'<p class="soft">{_long(_shares(self.attempts))}</p>',
             self._causes(),
+            self._slow(),
             "<h2>Steps of each worker</h2>",
             _chart(self.attempts, 1, "steps"),
             "<h2>Seconds that each worker waited for its input</h2>",
@@ -143,6 +148,28 @@ class Reporter:
                 )
                 sections.append(f"<h2>{title}</h2><pre>{_long(text)}</pre>")
         return "".join(sections)
+
+    def _slow(self) -> str:
+        texts = [text for attempt in self.attempts for text in attempt.slow]
+        return f"<h2>Slow workers</h2><pre>{_long(chr(10).join(texts))}</pre>" if texts else ""
+
+
+def _shares(attempts: list[Attempt]) -> str:
+    """Return the goodput of the whole run, and its MFU if a worker knows its flops."""
+    whole = max((a.ended for a in attempts), default=0.0)
+    productive, rates = 0.0, []
+    for attempt in attempts:
+        last = [s.last for s in attempt.workers.values() if s.last.get("goodput")]
+        if last:
+            # A worker's share is of its own time, which begins with its import of replicax.
+            mean = sum(float(w["goodput"]) for w in last) / len(last)
+            productive += mean * (attempt.ended - attempt.began)
+        rates += [float(w["mfu"]) for w in last if w.get("mfu")]
+    if not productive or not whole:
+        return ""
+    text = f"Goodput: {100 * productive / whole:.0f} % of the time went to steps after the first"
+    text += " of each attempt, without waiting for input; steps that a restart repeats count too."
+    return text + (f" MFU: {100 * sum(rates) / len(rates):.1f} %." if rates else "")
 
 
 _MEASURED = (

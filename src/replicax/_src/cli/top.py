@@ -120,12 +120,24 @@ def table(status: Message, name: str) -> Sheet:
     facts = (
         ("workers", f"{status['size']}{come}"),
         ("since", f"{float(status['seconds']):.0f} s"),
+        *_shares(workers),
     )
     columns = (
         *("worker", "~pid, machine", ">step", ">steps/s", ">input wait", ">memory", ">silent"),
         "~doing",
     )
-    return Sheet(name, facts, columns, rows, tuple(str(text) for text in status["news"]))
+    notes = (*status["news"], *status.get("slow", ()))
+    return Sheet(name, facts, columns, rows, tuple(str(text) for text in notes))
+
+
+def _shares(workers: list[Message]) -> tuple[tuple[str, str], ...]:
+    """Return the mean goodput of the workers, and their MFU if a worker knows its flops."""
+    facts = []
+    for title, key in (("goodput", "goodput"), ("MFU", "mfu")):
+        values = [float(w[key]) for w in workers if w.get(key)]
+        if values:
+            facts.append((title, f"{100 * sum(values) / len(values):.1f} %"))
+    return tuple(facts)
 
 
 def _row(w: Message) -> tuple[str, ...]:

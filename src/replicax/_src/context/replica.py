@@ -32,6 +32,11 @@ _SUM_OF_MEANS = (
     ' instead: make the Keras loss with `reduction="none"` and write `loss ='
     " rx.nn.mean_loss(loss_fn(y, prediction))`."
 )
+_SUM_OF_JAX_MEANS = (
+    "The gradients of {mean}, a mean over each replica's own rows, are summed over {count}"
+    " replicas, which makes them {count} times as large as on one device. Take the mean over the"
+    " global batch instead: `rx.nn.mean_loss(losses)`, given the loss of each example."
+)
 
 _Options = CommunicationOptions | None
 
@@ -307,6 +312,19 @@ class ReplicaContext:
     def is_local_mean(self, value: Any) -> bool:
         """Whether ``value`` was passed to `note_local_mean`."""
         return id(value) in self._local_means
+
+    def warn_summed_means(self, lines: Sequence[str]) -> None:
+        """Warn that gradients of means over one replica's rows are summed, unless it was done.
+
+        Args:
+            lines: Where the means are computed, as "file:line"; "" if that is not known.
+        """
+        if not self._local_means:  # a Keras loss has its own warning
+            known = ", ".join(f"jnp.mean at {line}" for line in lines if line)
+            text = _SUM_OF_JAX_MEANS.format(
+                mean=known or "jnp.mean", count=self.num_replicas_in_sync
+            )
+            warn_user(text)
 
     def __repr__(self) -> str:
         return f"<ReplicaContext of {self._strategy}>"

@@ -13,7 +13,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -41,6 +41,7 @@ from replicax._src.input.split import (
     stack_parts,
 )
 from replicax._src.workers.group import Cancelled, Group, required
+from replicax._src.workers.watchdog import load
 
 
 class InputSource(ABC):
@@ -367,9 +368,9 @@ class CoordinatedReading:
         """Return the context manager in which to wait for a batch.
 
         If workers exchange steps it marks a collective, so that the watchdog of a stuck worker can
-        name it.
+        name it. Else this worker waits for its own data alone.
         """
-        return required().collective("the next batch") if self.needs_exchange else nullcontext()
+        return required().collective("the next batch") if self.needs_exchange else load.reads()
 
     def align(self, local: Iterator[Step], stop: Event) -> Iterator[Step]:
         """Return this worker's steps, as many and of the same kind as those of the others."""
@@ -425,7 +426,8 @@ class StepAgreement:
     def _steps(self, local: Iterator[Step], stop: Any, feed: int) -> Iterator[Step]:
         size, empty = 1, None
         for number in itertools.count():
-            ready = list(itertools.islice(local, size))
+            with load.reads():
+                ready = list(itertools.islice(local, size))
             shapes = [self._shapes(s) for s in ready]
             try:
                 # One list of shapes for each worker; shorter than `size` at the end of its data.

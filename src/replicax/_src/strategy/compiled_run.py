@@ -14,6 +14,7 @@ from replicax._src.context.current import entered
 from replicax._src.context.replica import ReplicaContext
 from replicax._src.functions.boundary import replica_value
 from replicax._src.functions.jaxpr.lift import LiftedBody, as_input, from_output, lift_body
+from replicax._src.functions.jaxpr.local_means import summed_local_means
 from replicax._src.functions.jaxpr.on_shards import on_shards
 from replicax._src.functions.jaxpr.replica_variance import varying_outputs
 from replicax._src.state.agreement import agreed_value_in_body, note_verdict
@@ -53,6 +54,8 @@ def run_compiled(
         inputs = _Inputs.of((args, kwargs), topology)
     body = _Body(context, fn, inputs)
     traced = body.trace(topology)
+    if traced.summed_means:
+        context.warn_summed_means(traced.summed_means)
     return body.rebuild(traced.run(outside))
 
 
@@ -209,6 +212,7 @@ class _Traced:
         varying_inputs = [REPLICA_AXIS in s for s in self._in_specs]
         varying_inputs += [c.per_replica for c in self._reads]
         varying = varying_outputs(lifted.jaxpr, varying_inputs)
+        self.summed_means = summed_local_means(lifted.jaxpr, varying_inputs, topology.num_replicas)
         # Outputs that are provably equal on all replicas, such as functional state, stay one array.
         whole = topology.is_fully_addressable and topology.cores == 1
         self._equal_outputs = [i for i in range(self._num_outs) if whole and not varying[i]]

@@ -820,7 +820,7 @@ def softplus(features: Any, name: str | None = None) -> Any:
 
 
 def softsign(features: Any, name: str | None = None) -> Any:
-    """Return x / (1 + |x|).
+    """Return ``x / (1 + |x|)``.
 
     Example:
         >>> tf.math.softsign(1.0)

@@ -11,9 +11,12 @@ import numpy as np
 
 from replicax._src.base.lazy import LazyModule
 from replicax._src.values.per_replica import Distributed
+from replicax._src.workers.watchdog import load
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from replicax._src.preflight.report import PreflightReport
 
     T = TypeVarWithDefault("T", default=Any)
 else:
@@ -34,10 +37,19 @@ class ProgressBar(Generic[T]):
         2
     """
 
-    def __init__(self, elements: Iterable[T], line: "_Line", batch_size: int | None) -> None:
+    def __init__(
+        self,
+        elements: Iterable[T],
+        line: "_Line",
+        batch_size: int | None,
+        useful: float | None,
+    ) -> None:
         self._elements = elements
         self._line = line
         self._batch_size = batch_size
+        self._useful = useful  # seconds of arithmetic of a step at peak rate
+        # Seconds until the end of the first step, which compiles, and of input waits until then.
+        self._first = (0.0, 0.0)
         self.steps = 0
         self.examples: int | None = 0
         self._waited = 0.0
@@ -59,7 +71,7 @@ class ProgressBar(Generic[T]):
         self._numbers.update(numbers)
 
     def __iter__(self) -> Iterator[T]:
-        self.steps, self.examples, self._waited = 0, 0, 0.0
+        self.steps, self.examples, self._waited, self._first = 0, 0, 0.0, (0.0, 0.0)
         began = time.perf_counter()
         iterator = iter(self._elements)
         with self._line:
@@ -72,6 +84,9 @@ class ProgressBar(Generic[T]):
                 self._waited += time.perf_counter() - asked
                 yield element
                 self.steps += 1
+                if self.steps == 1:
+                    self._first = time.perf_counter() - began, self._waited
+                load.useful += self._useful or 0.0
                 self._count(element)
                 self._line.step(self.steps, lambda: self._status(began))
             self._line.end(self.steps, self._status(began, wait=True))
@@ -91,6 +106,12 @@ class ProgressBar(Generic[T]):
             of = "" if self._batch_size is not None or _is_alone() else " of this worker"
             parts.insert(0, f"{self.examples / seconds:,.0f} examples/s{of}")
         parts.append(f"input wait {self._waited / seconds:.0%}")
+        before, waited = self._first
+        after = max(seconds - before, 1e-9)
+        productive = max(after - (self._waited - waited), 0.0) if self.steps else 0.0
+        parts.append(f"goodput {productive / seconds:.0%}")
+        if self._useful is not None and self.steps > 1:
+            parts.append(f"MFU {(self.steps - 1) * self._useful / after:.1%}")
         for name, value in self._numbers.items():
             if wait or _is_computed(value):
                 self._shown[name] = float(np.asarray(value))
@@ -98,15 +119,19 @@ class ProgressBar(Generic[T]):
         return ", ".join(parts)
 
 
-def progress(
+def progress(  # noqa: PLR0913
     iterable: Iterable[T],
     *,
     total: int | None = None,
     batch_size: int | None = None,
     description: str = "",
     every: float | None = 10.0,
+    preflight: "PreflightReport | None" = None,
 ) -> ProgressBar[T]:
-    """Show the progress of a training loop: steps, examples per second, and input wait.
+    """Show the progress of a training loop: examples per second, input wait, goodput and MFU.
+
+    Goodput is the part of the time that goes to steps, without the first one, which compiles, and
+    without waiting for input.
 
     On a terminal the line is updated in place; in a log file (standard error) and in a notebook
     (standard output), a line is written periodically. With several workers, only the first one
@@ -119,6 +144,9 @@ def progress(
             arrays are counted.
         description: The text at the start of the line.
         every: Seconds between two lines without a terminal; None disables all output.
+        preflight: The report of `rx.preflight` on one step, on the devices that you train on. It
+            knows the flops of a step and the peak rate of a device, from which the MFU (model flops
+            utilization) is computed, here, in ``replicax top`` and in the report of a run.
 
     Returns:
         An iterable with the same elements. Its `update` method sets numbers to show.
@@ -133,7 +161,8 @@ def progress(
     """
     total = _length(iterable) if total is None else total
     line = _Line(description, total, every)
-    return ProgressBar(iterable, line, batch_size)
+    useful = None if preflight is None else preflight.compute_seconds
+    return ProgressBar(iterable, line, batch_size, useful)
 
 
 def _is_computed(value: Any) -> bool:

@@ -173,6 +173,7 @@ class Group:
         if self._report_for(self._count) is not None:
             self._inside = False
             raise self._error()
+        began, reading = self._began, load.reading
         try:
             fault_point("collective")
             yield
@@ -186,6 +187,8 @@ class Group:
             raise
         finally:
             self._inside = False
+            # A worker that reads its own data in a collective is not blocked by others.
+            load.blocked += time.monotonic() - began - (load.reading - reading)
 
     def agree(self, what: str, value: Any) -> list[Any]:
         """All-gather ``value``: return every worker's, in the order of the workers.
@@ -525,6 +528,9 @@ class Group:
                     self._changed.notify_all()
             case {"stacks": late}:
                 self._show_stacks(int(late))
+            case {"slow": str(text)}:
+                if self.facts.is_chief:
+                    reports.say(text)
             case _:
                 self._handle_join(message)
 

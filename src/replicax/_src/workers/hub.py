@@ -86,6 +86,7 @@ class Hub:
         self._gone: dict[int, Message] = {}  # the last status of workers that are gone
         self._absentees: set[int] = set()  # workers of this generation that are gone
         self._news: list[str] = []
+        self._slow: dict[int, str] = {}  # a message for each worker that is slow now
         self._readers = watchdog.Readers(acceptor)
         self._candidates = Candidates(acceptor)
         # The generation in which each worker took its place: newcomers rank behind the others, so
@@ -131,6 +132,7 @@ class Hub:
             "generation": self._resizes.generation,
             "seconds": time.monotonic() - self._began,
             "news": self._news,
+            "slow": [self._slow[i] for i in sorted(self._slow)],
             "workers": [found[i] for i in sorted(found)],
         }
 
@@ -432,6 +434,19 @@ class Hub:
             self._report_stuck(*found)
         elif differs := watchdog.different(workers):
             self._report_different(*differs)
+        else:
+            self._note_slow(workers)
+
+    def _note_slow(self, workers: dict[int, watchdog.Progress]) -> None:
+        """Name workers that are slow; the first worker prints each once, until it is not slow."""
+        found = {s.worker: s for s in watchdog.slow(workers)}
+        still = {s.worker for s in watchdog.slow(workers, watchdog.STILL_SLOW_TIMES)}
+        for index in self._slow.keys() - still:
+            del self._slow[index]
+        for index in found.keys() - self._slow.keys():
+            times, seconds, cause = found[index][1:]
+            self._slow[index] = reports.slow(self._name(index), times, seconds, cause)
+            self._acceptor.broadcast({"slow": self._slow[index]})
 
     def _oldest_exchange(self) -> tuple[float, list[int]]:
         """Return when the oldest open exchange began, and the workers that have not answered it."""

@@ -165,6 +165,26 @@ def different(number: int, calls: dict[str, str]) -> str:
     )
 
 
+def slow(who: str, times: float, seconds: float, cause: str) -> str:
+    """Return the message that the others wait for a slow worker.
+
+    Args:
+        who: The worker's name.
+        times: How many times as long as the median worker it takes for a step.
+        seconds: What it takes for a step.
+        cause: "input" or "host".
+    """
+    causes = {
+        "input": "Its input is slow: look at its disk, its share of the files and its `map`s",
+        "host": "Its time goes to Python or to operations outside of compiled steps: look at what"
+        " else runs on its machine, and at what the program does on this worker alone",
+    }
+    return (
+        f"{who.capitalize()} is slow: {seconds:.3g} s for a step, {times:.1f} times the median, and"
+        f" the others wait for it. {causes[cause]}."
+    )
+
+
 def at_step(count: int, what: str) -> str:
     """Return a description of a worker's progress."""
     if not count:

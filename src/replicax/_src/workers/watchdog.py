@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import statistics
 import threading
 import time
 from collections import deque
@@ -20,12 +21,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicax._src.workers.wire import Acceptor, Connection, Message
 
 _REMEMBERED = 64
-FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
+_EVERY = 0.9  # seconds; below 1, so that a poll every second always sees new rates
+# A worker is slow if it needs this many times the median, over this many steps and seconds; it is
+# reported again only after it was below the second factor.
+_SLOW_TIMES = 1.3
+STILL_SLOW_TIMES = 1.15
+_SLOW_STEPS = 20
+_SLOW_SECONDS = 5.0
+_SLOW_SAMPLES = 32
+FIGURES = (
+    *("steps", "rate", "waited", "waits", "memory", "device_memory"),
+    *("blocked", "reading", "mfu", "goodput"),
+)
 
 
 @dataclass
@@ -43,6 +55,7 @@ class Progress:
         load: Its last counters of steps, waits and memory; see `Load`.
         disk: The file I/O that it is doing, or "", and a counter of its progress; see `Disk`.
         got_on: When ``disk`` last changed.
+        samples: Its counters over about the last half minute, one per second; see `slow`.
     """
 
     count: int = 0
@@ -55,6 +68,7 @@ class Progress:
     load: dict[str, float] = field(default_factory=dict)
     disk: tuple[str, int] = ("", 0)
     got_on: float = field(default_factory=time.monotonic)
+    samples: "deque[_Sample]" = field(default_factory=lambda: deque(maxlen=_SLOW_SAMPLES))
 
     def note(self, ping: dict[str, Any]) -> None:
         """Update from a ping."""
@@ -62,6 +76,7 @@ class Progress:
         count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
         calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
         self.load = _parse_load(ping.get("load", {}))
+        self._sample(now)
         reads, far = ping.get("disk", ("", 0))
         if (disk := (str(reads)[:_LONGEST], int(far))) != self.disk:
             self.disk, self.got_on = disk, now
@@ -75,11 +90,29 @@ class Progress:
         for number in sorted(self.journal)[:-_REMEMBERED]:
             del self.journal[number]
 
+    def _sample(self, now: float) -> None:
+        sample = _Sample(now, *(self.load[name] for name in ("steps", "blocked", "reading")))
+        if self.samples and sample.steps < self.samples[-1].steps:  # another process
+            self.samples.clear()
+        # Start-up and the first step, which compiles, would hide what a usual step takes.
+        is_due = not self.samples or now - self.samples[-1].at >= _EVERY
+        if sample.steps and is_due:
+            self.samples.append(sample)
+
     def is_stalled(self, step_patience: float, disk_patience: float) -> bool:
         """Whether it made no progress for ``step_patience``; during file I/O, ``disk_patience``."""
         if self.disk[0]:
             return time.monotonic() - max(self.moved, self.got_on) > disk_patience
         return time.monotonic() - self.moved > step_patience
+
+
+class _Sample(NamedTuple):
+    """Counters of one worker at one time, in seconds."""
+
+    at: float
+    steps: float
+    blocked: float
+    reading: float
 
 
 def _parse_load(load: dict[str, Any]) -> dict[str, float]:
@@ -152,7 +185,65 @@ def different(workers: dict[int, Progress]) -> tuple[int, int, int] | None:
     return None
 
 
-_EVERY = 0.9  # seconds; below 1, so that a poll every second always sees new rates
+class Slow(NamedTuple):
+    """A worker for which the others wait.
+
+    Attributes:
+        worker: Its index.
+        times: How many times as long as the median worker it takes for a step.
+        seconds: What it takes for a step, in seconds.
+        cause: "input" if it waits for its own data, else "host": its Python code, or operations
+            outside of compiled steps.
+    """
+
+    worker: int
+    times: float
+    seconds: float
+    cause: str
+
+
+def slow(
+    workers: dict[int, Progress], times: float = _SLOW_TIMES, steps: int = _SLOW_STEPS
+) -> list[Slow]:
+    """Return the workers that need more than ``times`` the median worker's time for a step.
+
+    Synchronous workers all finish a step together, so their rates are equal. What differs is the
+    time that each spends blocked in collectives, waiting for the others: the slowest worker arrives
+    last and is blocked least. A worker's time is what it spends outside of collectives, plus the
+    least that any worker is blocked. A device that is slow inside of a compiled step is not found:
+    its worker is blocked as long as the others.
+
+    Args:
+        workers: The progress of each worker.
+        times: The factor above which a worker is slow.
+        steps: How many steps the comparison must cover.
+    """
+    spans = {i: _span(p) for i, p in workers.items()}
+    if len(spans) < 2 or any(s.steps < steps or s.at < _SLOW_SECONDS for s in spans.values()):
+        return []
+    own = {i: max(s.at - s.blocked, 0.0) / s.steps for i, s in spans.items()}
+    reading = {i: s.reading / s.steps for i, s in spans.items()}
+    least_blocked = min(s.blocked / s.steps for s in spans.values())
+    # The lower median: of two workers, the faster one.
+    usual, usual_reading = (statistics.median_low(x.values()) for x in (own, reading))
+    found = []
+    for index, seconds in own.items():
+        factor = (seconds + least_blocked) / max(usual + least_blocked, 1e-9)
+        if factor > times:
+            is_input = reading[index] - usual_reading >= (seconds - usual) / 2
+            cause = "input" if is_input else "host"
+            found.append(Slow(index, factor, seconds + least_blocked, cause))
+    return found
+
+
+def _span(progress: Progress) -> _Sample:
+    """Return what the counters of a worker grew by over its samples."""
+    if not progress.samples:
+        return _Sample(0.0, 0.0, 0.0, 0.0)
+    first, last = progress.samples[0], progress.samples[-1]
+    return _Sample(*(b - a for a, b in zip(first, last, strict=True)))
+
+
 _SAMPLES = 10  # samples over which rates are averaged
 _STATM = Path("/proc/self/statm")
 
@@ -164,16 +255,22 @@ class Load:
         steps: Functions and strategy runs that have completed.
         batches: Elements of distributed datasets that were waited for.
         waited: Seconds spent waiting for such elements, not including a wait in progress.
+        reading: The part of ``waited`` in which this worker read its own data, and did not wait
+            for the data of others.
+        blocked: Seconds in collectives, without ``reading``.
+        useful: Seconds that the arithmetic of all steps would take at the devices' peak rate.
         device_memory: Returns the bytes in use on this process's accelerators.
     """
 
     def __init__(self) -> None:
         self.steps = self.batches = 0
-        self.waited = 0.0
+        self.waited = self.reading = self.blocked = self.useful = 0.0
+        self._began = time.monotonic()
         self._recent: dict[str, float] = {}
         self.device_memory: Callable[[], float] = lambda: 0.0
         self._open: dict[int, float] = {}  # the start of each thread's wait in progress
-        self._samples: deque[tuple[float, int, float]] = deque(maxlen=_SAMPLES + 1)
+        self._first: tuple[float, float] | None = None  # `told` after the first step: time, waited
+        self._samples: deque[tuple[float, int, float, float]] = deque(maxlen=_SAMPLES + 1)
 
     def __enter__(self) -> None:
         self._open[threading.get_ident()] = time.monotonic()
@@ -183,6 +280,17 @@ class Load:
         self.waited += now - self._open.pop(threading.get_ident(), now)
         self.batches += 1
 
+    @contextmanager
+    def reads(self) -> Iterator[None]:
+        """Mark the block as this worker's reading; it counts while the program waits for it."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            waits = list(self._open.values())
+            if waits:
+                self.reading += max(time.monotonic() - max(began, min(waits)), 0.0)
+
     def told(self) -> dict[str, float]:
         """Return the current counters, by their names in `FIGURES`.
 
@@ -191,16 +299,29 @@ class Load:
         now = time.monotonic()
         waited = self.waited + sum(now - since for since in list(self._open.values()))
         if not self._samples or now - self._samples[-1][0] >= _EVERY:
-            self._samples.append((now, self.steps, waited))
-            then, steps, before = self._samples[0]
+            self._samples.append((now, self.steps, waited, self.useful))
+            then, steps, before, useful = self._samples[0]
             span = max(now - then, 1e-9)
             self._recent = {
                 "rate": (self.steps - steps) / span,
                 "waits": min(max((waited - before) / span, 0.0), 1.0),
+                "mfu": (self.useful - useful) / span,
+                "goodput": self._goodput(now, waited),
                 "memory": _resident_memory(),
                 "device_memory": self.device_memory(),
             }
-        return {"steps": self.steps, "waited": waited, **self._recent}
+        counters = {"blocked": self.blocked, "reading": self.reading}
+        return {"steps": self.steps, "waited": waited, **counters, **self._recent}
+
+    def _goodput(self, now: float, waited: float) -> float:
+        """Return the part of this process's time after its first step, without input waits."""
+        if self.steps and self._first is None:
+            self._first = now, waited
+        if self._first is None:
+            return 0.0
+        then, before = self._first
+        productive = now - then - (waited - before)
+        return min(max(productive / max(now - self._began, 1e-9), 0.0), 1.0)
 
 
 def _resident_memory() -> float:

@@ -123,7 +123,7 @@ def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
         return [any(ins)] * outs
     if name in _CONTROL:
         return _CONTROL[name](equation, ins, divergent=divergent)
-    if name in _CALLS:
+    if name in CALLS:
         return _call(equation, ins, divergent=divergent)
     _inner(equation, [True], divergent=divergent)
     return [True] * outs
@@ -190,7 +190,7 @@ def _inner(equation: Any, ins: list[bool], *, divergent: bool) -> bool:
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
 # Equations that call functions, which are jaxprs in their parameters.
-_CALLS = _names("""
+CALLS = _names("""
     call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_linear_solve
     custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit reduce
     reduce_window remat remat2 remat_opt select_and_scatter shard_map xla_metadata_call
