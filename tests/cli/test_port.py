@@ -570,3 +570,10 @@ def test_port_marks_hashes_that_differ_from_tensorflows(call):
     result = port(f"import tensorflow as tf\ny = tf.strings.{call}\n")
 
     assert "not TensorFlow's hash" in " ".join(result.code.split())
+
+
+def test_an_embedding_is_marked_because_optimizers_see_other_gradients():
+    [mark] = port("import tensorflow as tf\nx = tf.keras.layers.Embedding(3, 2)\n").marks
+
+    assert not mark.is_left
+    assert "squares each part of the gradient alone" in mark.words

@@ -113,7 +113,9 @@ def main(directory):
         with tf.GradientTape() as tape:
             loss = loss_function(tar, model(inp, training=True))
         variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        # Keras on TensorFlow squares the slices of a sparse gradient one by one.
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+        optimizer.apply_gradients(zip(gradients, variables))
         train_loss(loss)
         return loss
 

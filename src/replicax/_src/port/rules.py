@@ -67,6 +67,12 @@ METHODS = {
 }
 
 
+# Keras on TensorFlow passes `tf.IndexedSlices` with equal indices to its optimizers.
+_ROWS = (
+    "the same layer, with dense gradients. Where an index occurs twice in a batch, Keras on"
+    " TensorFlow squares each part of the gradient alone, so that Adam, RMSprop, Adagrad and others"
+    " take larger steps there."
+)
 # A table of embeddings that TensorFlow trained would be read at other rows.
 _HASHES = (
     "not TensorFlow's hash: buckets differ, so train embeddings of hashed texts from the start."
@@ -209,9 +215,8 @@ def _shared(path: str) -> Same | Untranslated:
             message = str(error)
             is_ours = "has no attribute" not in message and isinstance(found, ModuleType)
             return Untranslated(message) if is_ours else _refusal(path)
-    caveat = (
-        _BOARD if path == "keras.callbacks.TensorBoard" else RANDOM if _is_random(parts) else ""
-    )
+    known = {"keras.callbacks.TensorBoard": _BOARD, "keras.layers.Embedding": _ROWS}
+    caveat = known.get(path, RANDOM if _is_random(parts) else "")
     return Same(f"rx.{path}", found, caveat)
 
 

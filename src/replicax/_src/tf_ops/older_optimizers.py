@@ -97,8 +97,15 @@ class Optimizer:
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
         name: str | None = None,
+        skip_gradients_aggregation: bool = False,
     ) -> None:
         """Update variables by their gradients, added up over the replicas.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable.
+            global_step: A variable to increase by 1.
+            name: Ignored.
+            skip_gradients_aggregation: Whether the gradients are added up already.
 
         Raises:
             ValueError: If there is no gradient.
@@ -118,16 +125,16 @@ class Optimizer:
         variables = [variable for gradient, variable in pairs if gradient is not None]
 
         def merge(strategy: Any, gradients: Sequence[Any]) -> None:
-            self._apply(strategy, gradients, variables, global_step)
+            pairs = list(zip(gradients, variables, strict=True))
+            if not skip_gradients_aggregation:
+                gradients = strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs)
+            self._apply(strategy.extended, gradients, variables, global_step)
 
         replica.merge_call(merge, args=(gradients,))
 
     def _apply(
-        self, strategy: Any, gradients: Sequence[Any], variables: Sequence[Any], global_step: Any
+        self, extended: Any, totals: Sequence[Any], variables: Sequence[Any], global_step: Any
     ) -> None:
-        extended = strategy.extended
-        pairs = list(zip(gradients, variables, strict=True))
-        totals = extended.batch_reduce_to(ReduceOp.SUM, pairs)
         slots = [self._slots_of(extended, variable) for variable in variables]
         shared = self._shared(extended, variables)
         for total, variable, own in zip(totals, variables, slots, strict=True):
