@@ -65,7 +65,14 @@ OTHERWISE = {
     ),
     "TensorInfo": (["has no"], "the namespace of CompositeTensor alone"),
 }
-HOMES = {"": rx, "compat.v1": rx.compat.v1, "compat.v1.logging": rx.compat.v1.logging, "nn": rx.nn}
+HOMES = {
+    "": rx,
+    "compat.v1": rx.compat.v1,
+    "compat.v1.logging": rx.compat.v1.logging,
+    "compat.v1.losses": rx.compat.v1.losses,
+    "compat.v1.train": rx.compat.v1.train,
+    "nn": rx.nn,
+}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ NAMESPACES = (
     "replicax.compat.v1.distribute",
     "replicax.compat.v1.distribute.experimental",
     "replicax.compat.v1.logging",
+    "replicax.compat.v1.losses",
+    "replicax.compat.v1.train",
     "replicax.config",
     "replicax.config.experimental",
     "replicax.data",

@@ -1,4 +1,4 @@
-"""`replicax port` rewrites `if` and `while` on tensors in compiled functions, or says why not.
+"""`replicax port` rewrites control flow on tensors in compiled functions, or says why not.
 
 `tests/golden/port/autograph.py` is run beside TensorFlow by `test_port.py`; these are the forms.
 """
@@ -64,6 +64,43 @@ def lines(body):
             "y = rx.cond(jnp.exp(x) > 1, if_true, lambda: y)\nreturn y",
         ),
         (
+            "k = tf.reduce_max(x)\nfor i in tf.range(k):\n    y = y + x[i]\nreturn y",
+            "k = jnp.max(x)\ndef loop_body(i, y):\n    y = y + x[i]\n    return i + 1, y\n"
+            "i, y = tf.while_loop(lambda i, y: i < k, loop_body, [0, y])\nreturn y",
+        ),
+        (
+            "k = tf.constant(3)\nfor _ in tf.range(k - 1, -1, -2):\n    v.assign_add(y)\nreturn y",
+            "k = rx.constant(3)\ndef loop_body(turn):\n    v.assign_add(y)\n    return turn - 2\n"
+            "tf.while_loop(lambda turn: turn > -1, loop_body, [k - 1])\nreturn y",
+        ),
+        (  # the bound is computed once
+            "k = tf.constant(3)\nfor i in tf.range(k * 2):\n    k = k + i\nreturn k",
+            "k = rx.constant(3)\nlimit = k * 2\n"
+            "def loop_body(i, k):\n    k = k + i\n    return i + 1, k\n"
+            "i, k = tf.while_loop(lambda i, k: i < limit, loop_body, [0, k])\nreturn k",
+        ),
+        (
+            "k = tf.reduce_max(x)\nfor i in tf.range(k):\n    for j in tf.range(k):\n"
+            "        if x[j] > 0.0:\n            y = y + x[i]\nreturn y",
+            "k = jnp.max(x)\ndef loop_body(i, y):\n    def loop_body(j, y):\n"
+            "        y = rx.cond(x[j] > 0.0, lambda: y + x[i], lambda: y)\n"
+            "        return j + 1, y\n"
+            "    j, y = tf.while_loop(lambda j, y: j < k, loop_body, [0, y])\n"
+            "    return i + 1, y\n"
+            "i, y = tf.while_loop(lambda i, y: i < k, loop_body, [0, y])\nreturn y",
+        ),
+        (
+            "for row in tf.exp(x):\n    y = y + row\nreturn y",
+            "def loop_body(y, row):\n    y = y + row\n    return y\n"
+            "y = tf.foldl(loop_body, jnp.exp(x), y)\nreturn y",
+        ),
+        (
+            "s = 0.0\nfor row in tf.exp(x):\n    y = y + row\n    s = s - row\nreturn y, s",
+            "s = 0.0\ndef loop_body(state, row):\n    y, s = state\n    y = y + row\n"
+            "    s = s - row\n    return y, s\n"
+            "y, s = tf.foldl(loop_body, jnp.exp(x), (y, s))\nreturn y, s",
+        ),
+        (
             "if optimizer.iterations % 10 == 0:\n    return x\nelse:\n    return y",
             "return rx.cond(optimizer.iterations % 10 == 0, lambda: x, lambda: y)",
         ),
@@ -84,6 +121,9 @@ def test_control_flow_on_tensors_becomes_calls(body, expected):
         "if tf.rank(x) == 2:\n    x = y\nreturn x",
         "while n > 0:\n    n -= 1\nreturn x",
         "return x if n else y",
+        "for i in tf.range(3):\n    x = x + i\nreturn x",
+        "for row in tf.nn.moments(x, 0):\n    y = y + row\nreturn y",
+        "found = []\nfor row in tf.exp(x):\n    found.append(row)\nreturn found",
     ],
 )
 def test_control_flow_on_python_values_stays(body):
@@ -98,6 +138,15 @@ def test_control_flow_on_python_values_stays(body):
         ("while tf.exp(x) > 1:\n    x -= 1\n    break\nreturn x", "while", "`break`"),
         ("while tf.exp(x) > 1:\n    x -= 1\n    continue\nreturn x", "while", "`continue`"),
         ("if tf.exp(x) > 1:\n    raise ValueError\nreturn x", "if", "`raise`"),
+        (
+            "for i in tf.range(tf.size(x) + tf.argmax(x)):\n    x = next(n)\nreturn x",
+            "for",
+            "`next`",
+        ),
+        ("for i in tf.range(tf.argmax(x)):\n    y += 1\nreturn i", "for", "`i` is read after it"),
+        ("for i in tf.range(tf.argmax(x)):\n    y += 1\n    break\nreturn y", "for", "`break`"),
+        ("z = None\nfor i in tf.range(tf.argmax(x)):\n    z = i\nreturn z", "for", "not always"),
+        ("for i in tf.range(0, 5, tf.argmax(x)):\n    y += 1\nreturn y", "for", "the sign of"),
         ("if tf.exp(x) > 1:\n    self.x = x\nreturn x", "if", "self.x"),
         ("if tf.exp(x) > 1:\n    found.append(x)\nreturn x", "if", "found.append"),
         ("if tf.exp(x) > 1:\n    z = x\nreturn z", "if", "z may be undefined"),
@@ -163,3 +212,25 @@ def test_names_of_branches_are_free_names():
     code = HEAD + "    if_true = 1\n    if tf.exp(x) > 1:\n        v.assign(if_true)\n"
 
     assert "def if_true_():" in port(code).code
+
+
+def test_a_loop_whose_bound_may_be_a_tensor_is_marked_with_the_code_to_write():
+    code = (
+        "import tensorflow as tf\n@tf.function\ndef f(x, steps):\n"
+        "    for i in tf.range(steps):\n        x = x + 1.0\n    return x\n"
+    )
+    [mark] = port(code).marks
+
+    assert (mark.line, mark.name, mark.is_left) == (4, "for", False)
+    assert mark.code.endswith("tf.while_loop(lambda i, x: i < steps, loop_body, [0, x])")
+    assert "    for i in range(steps):" in port(code).code
+
+
+def test_a_bound_of_a_loop_is_passed_as_a_number():
+    code = (
+        "import tensorflow as tf\n@tf.function\ndef train(it, steps):\n"
+        "    for _ in tf.range(steps):\n        strategy.run(step, args=(next(it),))\n"
+        "train(it, tf.convert_to_tensor(n))\ntrain(it, steps=tf.constant(5, tf.int32))\n"
+    )
+
+    assert port(code).code.endswith("train(it, n)\ntrain(it, steps=5)\n")

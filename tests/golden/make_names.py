@@ -44,10 +44,16 @@ SHARED = {
     "": "GradientTape IndexedSlices Tensor TensorSpec TypeSpec UnconnectedGradients Variable"
     " VariableAggregation VariableSynchronization add cond constant device function identity scan"
     " variable_creator_scope while_loop",
-    "compat.v1": "ConfigProto TensorInfo enable_eager_execution random_normal random_uniform"
-    " to_bfloat16 to_float to_int32 to_int64",
+    "compat.v1": "ConfigProto TensorInfo enable_control_flow_v2 enable_eager_execution"
+    " enable_resource_variables enable_tensor_equality enable_v2_behavior enable_v2_tensorshape"
+    " random_normal random_uniform to_bfloat16 to_float to_int32 to_int64",
     "compat.v1.logging": "DEBUG ERROR FATAL INFO WARN debug error get_verbosity info log"
     " log_every_n log_first_n log_if set_verbosity warn warning",
+    "compat.v1.losses": "Reduction absolute_difference compute_weighted_loss cosine_distance"
+    " hinge_loss huber_loss log_loss mean_squared_error sigmoid_cross_entropy softmax_cross_entropy"
+    " sparse_softmax_cross_entropy",
+    "compat.v1.train": "AdagradOptimizer AdamOptimizer FtrlOptimizer GradientDescentOptimizer"
+    " MomentumOptimizer Optimizer RMSPropOptimizer",
     "nn": "compute_average_loss scale_regularization_loss",
 }
 

@@ -47,6 +47,14 @@ _REDUCTIONS = _names(
 _OF_TRUTH = _names("reduce_all math.reduce_all reduce_any math.reduce_any")
 _TRUTH = _names("logical_and math.logical_and logical_or math.logical_or")
 
+_KERAS_UNARY = _names(
+    "abs argmax argmin cos cumsum exp expand_dims flatten ones_like relu round sigmoid sign sin"
+    " softmax softplus sqrt square stop_gradient tanh transpose zeros_like"
+)
+_KERAS_BINARY = _names("equal greater greater_equal less less_equal maximum minimum not_equal")
+_LOSSES = _names("absolute_difference hinge_loss huber_loss mean_squared_error")
+_KERAS_REDUCTIONS = _names("max mean min prod std sum var")
+
 EXPRESSIONS = [
     *(f"tf.{name}(a)" for name in _UNARY),
     *(f"tf.{name}(p)" for name in _POSITIVE),
@@ -137,4 +145,55 @@ EXPRESSIONS = [
     "tf.where(a > 0.0, a, 0.0)",
     "tf.math.squared_difference(a - 1.0, b)",
     "a[:, tf.newaxis] * 2.0",
+    *(f"tf.keras.backend.{name}(a)" for name in _KERAS_UNARY),
+    *(f"tf.keras.backend.{name}(a, b)" for name in _KERAS_BINARY),
+    *(f"tf.keras.backend.{name}(a, axis=1, keepdims=True)" for name in _KERAS_REDUCTIONS),
+    *(f"tf.keras.backend.{name}(a)" for name in _KERAS_REDUCTIONS),
+    "tf.keras.backend.all(m, axis=0)",
+    "tf.keras.backend.any(m, 1)",
+    "tf.keras.backend.argmax(i, 0)",
+    "tf.keras.backend.binary_crossentropy(tf.nn.sigmoid(b), tf.nn.sigmoid(a))",
+    "tf.keras.backend.binary_crossentropy(tf.nn.sigmoid(b), a, from_logits=True)",
+    "tf.keras.backend.cast(i, 'float32')",
+    "tf.keras.backend.categorical_crossentropy(tf.nn.softmax(b), tf.nn.softmax(a))",
+    "tf.keras.backend.categorical_crossentropy(tf.nn.softmax(b), a, from_logits=True)",
+    "tf.keras.backend.clip(a, -1.0, 1.0)",
+    "tf.keras.backend.concatenate([a, b])",
+    "tf.keras.backend.concatenate([a, b], axis=0)",
+    "tf.keras.backend.cumsum(a, axis=1)",
+    "tf.keras.backend.dot(a, c)",
+    "tf.keras.backend.expand_dims(a, 0)",
+    "tf.constant(tf.keras.backend.int_shape(a))",
+    "tf.constant(tf.keras.backend.get_value(a))",
+    "tf.keras.backend.log(p)",
+    "tf.keras.backend.permute_dimensions(a, (1, 0))",
+    "tf.keras.backend.pow(p, 2.5)",
+    "tf.keras.backend.repeat_elements(a, 2, axis=1)",
+    "tf.keras.backend.reshape(a, (3, 2))",
+    "tf.keras.backend.sparse_categorical_crossentropy(k[:2], tf.nn.softmax(a))",
+    "tf.keras.backend.squeeze(one_row, 0)",
+    "tf.keras.backend.stack([a, b])",
+    "tf.keras.backend.sum(i, [0, 1])",
+    "tf.keras.backend.tile(a, [2, 1])",
+    *(f"tf.compat.v1.losses.{name}(a, b)" for name in _LOSSES),
+    *(f"tf.compat.v1.losses.{name}(a, b, 0.5, reduction='none')" for name in _LOSSES),
+    *(
+        f"tf.compat.v1.losses.mean_squared_error(a, b, {weights}, reduction='{reduction}')"
+        for weights in ("p", "[[0.0], [2.0]]", "0.0")
+        for reduction in (
+            "weighted_sum",
+            "weighted_mean",
+            "weighted_sum_over_batch_size",
+            "weighted_sum_by_nonzero_weights",
+        )
+    ),
+    "tf.compat.v1.losses.cosine_distance(a, b, axis=1)",
+    "tf.compat.v1.losses.huber_loss(a, b, delta=0.5)",
+    "tf.compat.v1.losses.log_loss(tf.nn.sigmoid(b), tf.nn.sigmoid(a), epsilon=1e-3)",
+    "tf.compat.v1.losses.sigmoid_cross_entropy(n, a, label_smoothing=0.2)",
+    "tf.compat.v1.losses.softmax_cross_entropy(tf.nn.softmax(b), a, label_smoothing=0.1)",
+    "tf.compat.v1.losses.softmax_cross_entropy([[1, 0, 0], [0, 0, 1]], a, [0.0, 3.0])",
+    "tf.compat.v1.losses.sparse_softmax_cross_entropy([2, 0], a)",
+    "tf.compat.v1.losses.sparse_softmax_cross_entropy([[2], [0]], a, weights=[[1.0], [2.0]])",
+    "tf.compat.v1.losses.compute_weighted_loss(a, weights=b)",
 ]

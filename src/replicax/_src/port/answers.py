@@ -35,9 +35,7 @@ _PRIVATE = (
 )
 
 ADVICE = {
-    "__version__": "This is TensorFlow's version; `rx.__version__` is replicax's.",
     "version": "This is TensorFlow's version; `rx.__version__` is replicax's.",
-    "VERSION": "This is TensorFlow's version; `rx.__version__` is replicax's.",
     "autograph": (
         "Python control flow is rewritten by `replicax port`, or written as `rx.cond`, `rx.scan`"
         " and `rx.while_loop`: remove it."
@@ -64,10 +62,7 @@ ADVICE = {
     "OptimizerOptions": "XLA always compiles: remove it.",
     "disable_eager_execution": _NO_GRAPHS,
     "disable_v2_behavior": _NO_GRAPHS,
-    "enable_v2_behavior": "There is no other behaviour: remove it.",
-    "enable_resource_variables": "There is no other kind of variable: remove it.",
     "disable_v2_tensorshape": "Shapes are tuples: remove it.",
-    "enable_v2_tensorshape": "Shapes are tuples: remove it.",
     "disable_control_flow_v2": "There is no other control flow: remove it.",
     "disable_tensor_equality": "`==` compares values: write `is` to compare objects.",
     "global_variables_initializer": "Variables have their values at once: remove it.",
@@ -302,6 +297,10 @@ ADVICE = {
     "compat.v1.data.make_one_shot_iterator": "Write `iter(dataset)`.",
     "compat.v1.data.make_initializable_iterator": "Write `iter(dataset)`.",
 }
+# Advice on whole packages: that on a name of another path of the same function is better.
+GENERAL = frozenset(
+    [_PRIVATE, ADVICE["keras"], ADVICE["keras.backend"], ADVICE["keras.experimental"]]
+)
 # Families of names of version 1, by the end of the name.
 ENDINGS = {
     "train": {"Optimizer": _OPTIMIZER, "Hook": _HOOKS, "_decay": ADVICE["train.cosine_decay"]}

@@ -1,4 +1,6 @@
-"""AutoGraph's control flow: ``if`` and ``while`` on tensors become `tf.cond` and `tf.while_loop`.
+"""AutoGraph's control flow: ``if``, ``while`` and ``for`` on tensors become calls.
+
+The calls are `tf.cond`, `tf.while_loop` and `tf.foldl`.
 
 This runs before names are rewritten: its result is a TensorFlow program with the same meaning. A
 statement is rewritten if its condition is certainly a tensor and the result is certainly the same;
@@ -7,6 +9,7 @@ else it stays, with a mark that says why.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +58,11 @@ _ADVICE = {
 # Methods that Keras compiles.
 _KERAS_METHODS = frozenset(["call", "train_step", "test_step", "predict_step"])
 # Functions whose results are Python numbers after the port.
-_STATIC = frozenset(["rank", "shape", "size", "range"])
+_STATIC = frozenset(
+    ["rank", "shape", "size", "range", "keras.backend.int_shape", "keras.backend.get_value"]
+)
+# Functions that make a tensor of a Python number.
+_WRAPPERS = frozenset(["constant", "convert_to_tensor"])
 _TENSORS = frozenset(name for name in ROWS if name not in _STATIC) | {"constant", "Variable"}
 _FAMILIES = ("random.", "math.", "nn.", "linalg.", "image.")
 # Attributes and methods whose values are tensors for every object that has them.
@@ -65,6 +72,13 @@ _TENSOR_METHODS = frozenset(["result", "read_value"])
 _MUTATORS = frozenset(
     ["add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"]
 )
+# Calls that a turn of a compiled loop cannot make: each is traced once.
+_INPUT_CALLS = m.Call(m.Name("next") | m.Attribute(attr=m.Name("get_next") | m.Name("run")))
+# Values that are not the state of a compiled loop.
+_NO_STATE = (
+    m.Name("None") | m.List() | m.Dict() | m.Tuple() | m.ListComp() | m.BaseString()
+)  # fmt: skip
+_WHOLE = m.Integer() | m.UnaryOperation(m.Minus(), m.Integer())
 _ORDER = m.LessThan() | m.LessThanEqual() | m.GreaterThan() | m.GreaterThanEqual()
 
 
@@ -172,6 +186,23 @@ class _Collector(cst.CSTVisitor):
             if isinstance(value, cst.Name | cst.Attribute):
                 self._root_names.add(code_of(value).rpartition(".")[2])
 
+    def loop_bounds(self) -> dict[str, tuple[list[str], set[str]]]:
+        """Return, for compiled functions, their parameters and those that bound Python's loops.
+
+        Functions with the same name as another are left out.
+        """
+        names = [function.name.value for function in self.functions]
+        found: dict[str, tuple[list[str], set[str]]] = {}
+        for function in self.roots:
+            parameters = [p.name.value for p in _parameters(function) if p.annotation is None]
+            loops = contains(statements(function.body), m.For(iter=m.Call()))
+            ranges = [loop.iter for loop in loops if self.paths.get(loop.iter.func) == "range"]
+            read = {code_of(arg.value) for call in ranges for arg in call.args}
+            if read & set(parameters) and names.count(function.name.value) == 1:
+                every = [p.name.value for p in _parameters(function)]
+                found[function.name.value] = every, read & set(parameters)
+        return found
+
     def compiled(self, facts: Facts) -> set[cst.FunctionDef]:
         """Return the functions that are compiled, and those that they use."""
         by_name: dict[str, list[cst.FunctionDef]] = {}
@@ -199,8 +230,34 @@ class _Converter(cst.CSTTransformer):
         self._found = collector
         self._facts = facts
         self._compiled = compiled
+        self._bounds = collector.loop_bounds()
         self.notes: list[Note] = []
         self.changed = False
+
+    def leave_Call(  # noqa: N802
+        self, original_node: cst.Call, updated_node: cst.Call
+    ) -> cst.Call:
+        """Pass bounds of loops as Python numbers: ``f(5)`` for ``f(tf.constant(5))``."""
+        name = original_node.func.value if isinstance(original_node.func, cst.Name) else ""
+        parameters, bounds = self._bounds.get(str(name), ([], set()))
+        args = list(updated_node.args)
+        for place, arg in enumerate(original_node.args):
+            if arg.star:
+                break
+            places = [arg.keyword.value] if arg.keyword else parameters[place : place + 1]
+            number = self._number(arg.value)
+            if number is not None and set(places) & bounds:
+                args[place] = args[place].with_changes(value=number)
+                self.changed = True
+        return updated_node.with_changes(args=args)
+
+    def _number(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        """Return the Python number that ``tf.constant(number)`` is made of."""
+        if not isinstance(node, cst.Call) or self._found.paths.get(node.func) not in _WRAPPERS:
+            return None
+        is_plain = bool(node.args) and not any(arg.star for arg in node.args)
+        first = node.args[0] if is_plain else None
+        return first.value if first is not None and first.keyword is None else None
 
     def leave_FunctionDef(  # noqa: N802
         self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
@@ -304,6 +361,12 @@ class _FunctionBody:
                 return made, takes_rest
         elif isinstance(node, cst.If) and self._may_be_tensor(node.test):
             self._propose(node, rest, defined, after)
+        elif isinstance(node, cst.For):
+            loop = self._for(node, defined, live)
+            if loop is not None:
+                self.changed = True
+                loop[0] = loop[0].with_changes(leading_lines=node.leading_lines)
+                return loop, False
         return [self._inside(node, defined, live)], False
 
     def _inside(self, node: Any, defined: set[str], live: set[str]) -> Any:
@@ -316,7 +379,7 @@ class _FunctionBody:
                 return node.with_changes(body=body, orelse=self._else(node.orelse, defined, live))
             case cst.For() | cst.While():
                 targets = target_names(node.target) if isinstance(node, cst.For) else []
-                again = live | reads(node)
+                again = live | (live_before([node], live) if targets else reads(node))
                 return node.with_changes(body=self._suite(node.body, defined | set(targets), again))
             case cst.With():
                 inner = defined | set(writes(node.items))
@@ -440,23 +503,10 @@ class _FunctionBody:
 
     def _while(self, node: cst.While, defined: set[str], after: set[str]) -> list[Any]:
         """Return the statements for a ``while``."""
-        body = statements(node.body)
-        if node.orelse is not None:
-            raise _RefusedError("its `else` has no equal.")
-        self._check(body)
-        needed = live_before(body, after | reads(node.test)) | reads(node.test) | after
-        needed |= live_before(body, needed)
-        state = [name for name in writes(body) if name in needed]
-        missing = [name for name in state if name not in defined]
-        if missing:
-            raise _RefusedError(f"{missing[0]} may be undefined before it: assign it there.")
-        outer = self.tensors
-        self.tensors = outer | set(state)  # the state of a loop on tensors is made of tensors
-        try:
+        state, needed = self._loop_state(node, reads(node.test), defined, after)
+        with self._known_tensors(state):
             test = self._condition(node.test)
-            inner = self._block(body, defined | set(writes(body)), needed)
-        finally:
-            self.tensors = outer
+            inner = self._loop_body(node, defined, needed)
         name = self._free("loop_body")
         if not state:  # it only changes variables
             inner.append(_line("return turn + 1"))
@@ -469,6 +519,179 @@ class _FunctionBody:
         inner.append(_line(f"return {values}"))
         call = f"{self._tf}.while_loop(lambda {arguments}: {test}, {name}, [{arguments}])"
         return [_function(name, arguments, inner), _line(f"{values} = {call}")]
+
+    def _loop_state(
+        self, node: Any, tested: set[str], defined: set[str], after: set[str]
+    ) -> tuple[list[str], set[str]]:
+        """Return the names that a loop changes from turn to turn, and the names that it needs.
+
+        Raises:
+            _RefusedError: If a function cannot express the loop.
+        """
+        body = statements(node.body)
+        if node.orelse is not None:
+            raise _RefusedError("its `else` has no equal.")
+        self._check(body)
+        needed = live_before(body, after | tested) | tested | after
+        needed |= live_before(body, needed)
+        state = [name for name in writes(body) if name in needed]
+        missing = [name for name in state if name not in defined]
+        if missing:
+            raise _RefusedError(f"{missing[0]} may be undefined before it: assign it there.")
+        for name in state:
+            values = [value for value in self.values.get(name, ()) if value is not None]
+            if any(m.matches(value, _NO_STATE) for value in values):
+                raise _RefusedError(f"`{name}`, which it changes, is not always an array.")
+        return state, needed
+
+    @contextlib.contextmanager
+    def _known_tensors(self, names: Sequence[str]) -> Iterator[None]:
+        """Treat names as tensors: the state of a loop on tensors is made of tensors."""
+        outer = self.tensors
+        self.tensors = outer | set(names)
+        try:
+            yield
+        finally:
+            self.tensors = outer
+
+    def _loop_body(self, node: Any, defined: set[str], needed: set[str]) -> list[Any]:
+        body = statements(node.body)
+        return self._block(body, defined | set(writes(body)), needed)
+
+    def _for(self, node: cst.For, defined: set[str], after: set[str]) -> list[Any] | None:
+        """Return the statements for a ``for`` over tensors; None if it stays.
+
+        A loop over the rows of an array may stay: Python unrolls it. A loop up to a bound that is
+        an array cannot.
+        """
+        bounds = self._bounds(node.iter)
+        is_certain = self._is_one_tensor(node.iter) if bounds is None else self._has_tensor(bounds)
+        names = self._unknown_numbers(bounds or ())
+        if not is_certain and not names:
+            return None
+        before = self.changed, len(self.notes)
+        try:
+            if bounds is None:
+                return self._row_loop(node, defined, after)
+            made = self._range_loop(node, bounds, defined, after)
+        except _RefusedError as problem:
+            if bounds is not None and is_certain:
+                words = (
+                    f"Its bound is an array, and it cannot be rewritten: {problem} Make the bound a"
+                    " Python number, then Python unrolls the loop."
+                )
+                self._add_note(Note(self._found.lines.get(node, 1), "for", words))
+            return None
+        if is_certain:
+            return made
+        self.changed = before[0]
+        del self.notes[before[1] :]
+        code = cst.Module([n.with_changes(leading_lines=()) for n in made]).code
+        words = (
+            f"If {' or '.join(f'`{name}`' for name in names)} is a Python number, the loop is"
+            " unrolled. If it is an array, or large, write:"
+        )
+        line = self._found.lines.get(node, 1)
+        self._add_note(Note(line, "for", words, code, is_left=False))
+        return None
+
+    def _range_loop(
+        self, node: cst.For, bounds: Sequence[Any], defined: set[str], after: set[str]
+    ) -> list[Any]:
+        """Return the statements for ``for i in tf.range(...)``."""
+        state, needed = self._for_state(node, defined, after)
+        start, limit, step = _start_limit_step(bounds)
+        changed = set(writes(statements(node.body)))
+        made: list[Any] = []
+        is_kept = isinstance(limit, cst.Name) or m.matches(limit, _WHOLE)
+        if reads(limit) & changed or not is_kept:
+            name = self._free("limit")
+            made.append(_line(f"{name} = {code_of(limit)}"))
+        else:
+            name = code_of(limit)
+        target = code_of(node.target)
+        counter = self._free("turn") if target == "_" else target
+        with self._known_tensors([*state, counter]):
+            inner = self._loop_body(node, defined | {target}, needed)
+        arguments = ", ".join([counter, *state])
+        is_down = code_of(step).startswith("-")
+        following = f"{counter} {'-' if is_down else '+'} {code_of(step).lstrip('- ')}"
+        inner.append(_line(f"return {', '.join([following, *state])}"))
+        test = f"{counter} {'>' if is_down else '<'} {name}"
+        function = self._free("loop_body")
+        first = ", ".join([code_of(start), *state])
+        call = f"{self._tf}.while_loop(lambda {arguments}: {test}, {function}, [{first}])"
+        made.append(_function(function, arguments, inner))
+        made.append(_line(f"{arguments} = {call}" if state else call))
+        return made
+
+    def _row_loop(self, node: cst.For, defined: set[str], after: set[str]) -> list[Any]:
+        """Return the statements for ``for x in tensor``."""
+        state, needed = self._for_state(node, defined, after)
+        target = code_of(node.target)
+        rows = code_of(node.iter)
+        with self._known_tensors([*state, target]):
+            inner = self._loop_body(node, defined | {target}, needed)
+        function = self._free("loop_body")
+        if len(state) == 1:
+            given, first, result = state[0], state[0], state[0]
+        elif state:
+            given, first, result = self._free("state"), _tuple(state), ", ".join(state)
+            inner.insert(0, _line(f"{result} = {given}"))
+        else:  # it only changes variables
+            given, first, result = self._free("turn"), "0", ""
+        inner.append(_line(f"return {result or given}"))
+        call = f"{self._tf}.foldl({function}, {rows}, {first})"
+        made = _function(function, f"{given}, {target}", inner)
+        return [made, _line(f"{result} = {call}" if result else call)]
+
+    def _for_state(
+        self, node: cst.For, defined: set[str], after: set[str]
+    ) -> tuple[list[str], set[str]]:
+        """Return what `_loop_state` does, for a loop that assigns its target at every turn."""
+        if not isinstance(node.target, cst.Name):
+            raise _RefusedError("it assigns several names at every turn.")
+        target = node.target.value
+        if target in writes(statements(node.body)):
+            raise _RefusedError(f"it assigns `{target}`.")
+        if target in after and target != "_":
+            raise _RefusedError(f"`{target}` is read after it.")
+        calls = contains(statements(node.body), _INPUT_CALLS)
+        if calls:
+            name = code_of(calls[0].func)
+            raise _RefusedError(f"it calls `{name}`, which a compiled loop would call once.")
+        state, needed = self._loop_state(node, set(), defined | {target}, after)
+        return [name for name in state if name != target], needed
+
+    def _bounds(self, node: cst.BaseExpression) -> list[Any] | None:
+        """Return the arguments of ``tf.range(...)``; None for other expressions."""
+        is_range = isinstance(node, cst.Call) and self._found.paths.get(node.func) == "range"
+        if not is_range or any(arg.keyword or arg.star for arg in node.args):  # type: ignore[attr-defined]
+            return None
+        return [arg.value for arg in node.args]  # type: ignore[attr-defined]
+
+    def _has_tensor(self, nodes: Sequence[Any]) -> bool:
+        return any(self._is_tensor(node) for node in nodes)
+
+    def _unknown_numbers(self, nodes: Sequence[Any]) -> list[str]:
+        """Return the parameters of a function of TensorFlow that bounds of a loop are."""
+        if self._node not in self._found.roots:
+            return []
+        plain = {p.name.value for p in _parameters(self._node) if p.default is None} - {"self"}
+        return [n.value for n in nodes if isinstance(n, cst.Name) and n.value in plain]
+
+    def _is_one_tensor(self, node: Any) -> bool:
+        """Whether an expression is certainly a tensor, and no tuple of tensors."""
+        match node:
+            case cst.Call():
+                path = self._found.paths.get(node.func, "")
+                return path != "cond" and any(name in _TENSORS for name in candidates(path))
+            case cst.Name():
+                values = self.values.get(node.value, [])
+                if node.value in self.tensors or node.value in self._parameters or not values:
+                    return node.value in self.tensors
+                return all(isinstance(v, cst.Call) and self._is_one_tensor(v) for v in values)
+        return False
 
     def _function(
         self, name: str, body: Sequence[Any], outs: list[str] | None, defined: set[str]
@@ -518,7 +741,9 @@ class _FunctionBody:
             f"Its condition is an array, and it cannot be rewritten: {problem} In a compiled"
             " function Python cannot branch on arrays."
         )
-        note = Note(self._found.lines.get(node, 1), name, words)
+        self._add_note(Note(self._found.lines.get(node, 1), name, words))
+
+    def _add_note(self, note: Note) -> None:
         if note not in self.notes:  # a branch may be tried twice
             self.notes.append(note)
 
@@ -688,13 +913,31 @@ def _operands(node: Any) -> list[cst.BaseExpression]:
         case cst.UnaryOperation():
             return [node.expression]
         case cst.Subscript():
-            return [node.value]
+            return [
+                node.value,
+                *(e.slice.value for e in node.slice if m.matches(e.slice, m.Index())),
+            ]
     return []
 
 
 def _targets(node: Any) -> list[Any]:
     """Return the targets of an assignment."""
     return [t.target for t in node.targets] if isinstance(node, cst.Assign) else [node.target]
+
+
+def _start_limit_step(bounds: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Return the three bounds of a range.
+
+    Raises:
+        _RefusedError: If its direction, or the number of its turns, is unknown.
+    """
+    if any(m.matches(bound, m.Float()) for bound in bounds):
+        raise _RefusedError("it counts in fractions.")
+    zero, one = cst.Integer("0"), cst.Integer("1")
+    start, limit, step = {1: [zero, *bounds, one], 2: [*bounds, one], 3: [*bounds]}[len(bounds)]
+    if not m.matches(step, _WHOLE):
+        raise _RefusedError(f"the sign of `{code_of(step)}` is unknown.")
+    return start, limit, step
 
 
 def _free_names(function: Any) -> set[str]:

@@ -143,22 +143,35 @@ def live_before(body: Sequence[Any], after: set[str]) -> set[str]:
 def _live_before(node: Any, live: set[str]) -> set[str]:
     match node:
         case cst.SimpleStatementLine():
-            for small in reversed(node.body):
-                if isinstance(small, cst.Return | cst.Raise):
-                    live = set()
-                if isinstance(small, cst.Assign | cst.AnnAssign):
-                    live = live - set(writes([small]))
-                live = live | reads(small)
-            return live
+            return _live_before_line(node, live)
         case cst.If():
             inner = live_before(statements(node.body), live) | live_before(else_of(node), live)
             return inner | reads(node.test)
         case cst.With():
             inner = live_before(statements(node.body), live) - set(writes(node.items))
             return inner.union(*(reads(item) for item in node.items))
+        case cst.For():
+            return _live_before_for(node, live)
         case cst.FunctionDef():
             return (live - {node.name.value}) | reads(node)
     return live | reads(node)
+
+
+def _live_before_line(node: cst.SimpleStatementLine, live: set[str]) -> set[str]:
+    for small in reversed(node.body):
+        if isinstance(small, cst.Return | cst.Raise):
+            live = set()
+        if isinstance(small, cst.Assign | cst.AnnAssign):
+            live = live - set(writes([small]))
+        live = live | reads(small)
+    return live
+
+
+def _live_before_for(node: cst.For, live: set[str]) -> set[str]:
+    assigned, head = set(target_names(node.target)), set(live)
+    for _ in range(2):  # the second turn needs what the first one leaves
+        head |= live_before(statements(node.body), head) - assigned
+    return head | reads(node.iter) | reads(node.orelse)
 
 
 def defined_after(body: Sequence[Any], before: set[str]) -> set[str] | None:

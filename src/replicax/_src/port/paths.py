@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 # Top-level packages whose names are TensorFlow's, with the path of the package below `tf`.
-ROOTS = {"tensorflow": "", "tf_keras": "keras"}
+ROOTS = {"tensorflow": "", "tf_keras": "keras", "keras": "keras"}
 
 # Other packages that come with TensorFlow: what becomes of a program that imports them.
 _DATASETS = (
@@ -272,6 +272,23 @@ _RENAMED = {
     "python.client.device_lib.list_local_devices": "config.list_logical_devices",
     "distribute.MirroredStrategyV1": "distribute.MirroredStrategy",
     "distribute.CollectiveAllReduceStrategy": "distribute.MultiWorkerMirroredStrategy",
+    "version.VERSION": "__version__",
+    "VERSION": "__version__",
+    "compat.v1.VERSION": "__version__",
+    **{
+        name: f"compat.v1.{name}"
+        for name in (
+            "enable_control_flow_v2",
+            "enable_resource_variables",
+            "enable_tensor_equality",
+            "enable_v2_behavior",
+            "enable_v2_tensorshape",
+            *(
+                f"train.{kind}Optimizer"
+                for kind in ("Adagrad", "Adam", "Ftrl", "GradientDescent", "Momentum", "RMSProp")
+            ),
+        )
+    },
     "compat.v1.enable_eager_execution": "enable_eager_execution",
     "contrib.eager.enable_eager_execution": "enable_eager_execution",
 }

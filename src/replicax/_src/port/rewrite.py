@@ -1,6 +1,5 @@
 """The source rewriter of ``replicax port``."""
 
-import builtins
 import difflib
 import re
 import textwrap
@@ -20,6 +19,7 @@ from libcst.metadata import (
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.port.autograph import Note, convert
+from replicax._src.port.imports import normalized
 from replicax._src.port.parts import (
     IMPORTS,
     Facts,
@@ -147,22 +147,25 @@ def port(code: str, name: str = "the program", element_functions: Iterable[str] 
         PortError: If it is not Python.
     """
     try:
-        wrapper = MetadataWrapper(cst.parse_module(code))
+        module = cst.parse_module(code)
     except cst.ParserSyntaxError as error:
         raise PortError(f"{name} is not Python, line {error.raw_line}: {error.message}") from None
     except (SyntaxError, ValueError, RecursionError) as error:
         raise PortError(f"{name} is not Python: {error}") from None
-    wrapper.visit(facts := Facts(element_functions))
+    module.visit(facts := Facts(element_functions))
     if not facts.is_for_tensorflow:
         return Ported(code)
+    rules = Rules()
+    wrapper = MetadataWrapper(normalized(module, facts, rules))
+    wrapper.visit(facts := Facts(element_functions))
     converted = convert(wrapper, facts)
     lines, notes = _Lines(code, code), []
     if converted is not None:
-        lines = _Lines(code, converted.code)
+        lines = _Lines(wrapper.module.code, converted.code)
         notes = [_ported_note(note, facts) for note in converted.notes]
         wrapper = MetadataWrapper(cst.parse_module(converted.code))
         wrapper.visit(facts := Facts(element_functions))
-    rewriter = _Rewriter(facts, lines, notes)
+    rewriter = _Rewriter(facts, lines, notes, rules)
     ported = wrapper.visit(rewriter)
     marks = sorted(rewriter.found, key=lambda mark: (mark.line, mark.name))
     uses = sorted(rewriter.uses, key=lambda use: (use.line, use.path))
@@ -222,18 +225,19 @@ class _Rewriter(cst.CSTTransformer):
 
     METADATA_DEPENDENCIES = (ParentNodeProvider, PositionProvider, QualifiedNameProvider)
 
-    def __init__(self, facts: Facts, lines: _Lines, notes: Sequence[Note]) -> None:
+    def __init__(self, facts: Facts, lines: _Lines, notes: Sequence[Note], rules: Rules) -> None:
         super().__init__()
         self._facts = facts
         self._lines = lines
         self._notes = {(note.line, note.name): note for note in notes}
-        self._rules = Rules()
+        self._rules = rules
         self._methods = left_out_methods()
         self._in_elements = [False]
         self._answers: dict[
             cst.CSTNode, Same | Row | Untranslated | None
         ] = {}  # for called functions
-        self._loops: set[cst.CSTNode] = set()  # tf.range(...) as the iterable of a for statement
+        # tf.range(...) as the iterable of a for statement -> whether a mark speaks of the loop.
+        self._loops: dict[cst.CSTNode, bool] = {}
         self._imported: dict[str, str] = {}  # names from `from tensorflow...` -> their names in rx
         self._marks: dict[cst.CSTNode, list[Mark]] = {}
         self.names = facts.names()
@@ -384,15 +388,17 @@ class _Rewriter(cst.CSTTransformer):
     def visit_While(self, node: cst.While) -> None:  # noqa: N802
         self._add_note(node, "while")
 
-    def _add_note(self, node: cst.CSTNode, kind: str) -> None:
-        """Add the mark of a statement whose control flow was not converted."""
+    def _add_note(self, node: cst.CSTNode, kind: str) -> bool:
+        """Add the mark of a statement whose control flow was not converted, if there is one."""
         note = self._notes.pop((self._line(node), kind), None)
         if note is not None:
             self._mark(node, kind, note.words, is_left=note.is_left, code=note.code)
+        return note is not None
 
     def visit_For(self, node: cst.For) -> None:  # noqa: N802
+        has_note = self._add_note(node, "for")
         if isinstance(node.iter, cst.Call) and self._path(node.iter.func) == "range":
-            self._loops.add(node.iter)
+            self._loops[node.iter] = has_note
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         path = self._path(node.func)
@@ -452,7 +458,8 @@ class _Rewriter(cst.CSTTransformer):
     def _by_row(self, node: cst.Call, updated: cst.Call, path: str, row: Row) -> Any:
         """Rewrite a call by a row of the table, or mark it."""
         if node in self._loops and not any(a.keyword or a.star for a in node.args):
-            if not all(isinstance(a.value, cst.Integer) for a in node.args):
+            is_known = all(isinstance(a.value, cst.Integer) for a in node.args)
+            if not is_known and not self._loops[node]:
                 self._mark(node, "range", _LOOP, is_left=False)
             self._use(node, path, "rewritten")
             self._count("for i in tf.range(n)", "for i in range(n)")
@@ -541,10 +548,8 @@ class _Rewriter(cst.CSTTransformer):
         home = code_of(node.module)
         root, _, inner = home.partition(".")
         base = [part for part in (ROOTS[root], inner) if part]
-        if isinstance(node.names, cst.ImportStar):
-            taken = sorted(self._facts.read - self._facts.bound.keys() - set(dir(builtins)))
-            paths = [(name, ".".join([*base, name])) for name in taken]
-            return [pair for pair in paths if isinstance(self._rules.of(pair[1]), Same)]
+        if isinstance(node.names, cst.ImportStar):  # the program uses none of its names
+            return []
         return [
             (alias.evaluated_alias or alias.evaluated_name, ".".join([*base, alias.evaluated_name]))
             for alias in node.names

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from replicax._src.base.lazy import LeavesOut
-from replicax._src.port.answers import specific_advice
+from replicax._src.port.answers import GENERAL, specific_advice
 from replicax._src.port.paths import candidates
 from replicax._src.port.table import ROWS, Row
 
@@ -49,7 +49,16 @@ _DTYPES = (
         f"keras.losses.Reduction.{name.upper()}": f'"{name}"'
         for name in ("none", "sum", "sum_over_batch_size")
     }
+    | {"keras.losses.Reduction.AUTO": '"sum_over_batch_size"'}  # its meaning outside of loops
 )
+# Functions of other libraries that take the same positional arguments.
+_ELSEWHERE = {
+    "profiler.experimental.start": "jax.profiler.start_trace",
+    "profiler.experimental.stop": "jax.profiler.stop_trace",
+    "profiler.experimental.Profile": "jax.profiler.trace",
+    "profiler.experimental.Trace": "jax.profiler.StepTraceAnnotation",
+    "profiler.experimental.server.start": "jax.profiler.start_server",
+}
 METHODS = {
     "as_list": "Shapes are tuples: write `list(x.shape)`.",
     "reset_states": "If this is a metric of Keras: write `reset_state()`.",
@@ -58,6 +67,12 @@ METHODS = {
 }
 
 
+# Keras on TensorFlow passes `tf.IndexedSlices` with equal indices to its optimizers.
+_ROWS = (
+    "the same layer, with dense gradients. Where an index occurs twice in a batch, Keras on"
+    " TensorFlow squares each part of the gradient alone, so that Adam, RMSprop, Adagrad and others"
+    " take larger steps there."
+)
 # A table of embeddings that TensorFlow trained would be read at other rows.
 _HASHES = (
     "not TensorFlow's hash: buckets differ, so train embeddings of hashed texts from the start."
@@ -145,7 +160,9 @@ def _translate(path: str) -> Same | Row | Untranslated:
         if not isinstance(answer, Untranslated):
             return answer
         refusals.append(answer)
-    return next((refusal for refusal in refusals if refusal.is_answer), refusals[-1])
+    answers = [refusal for refusal in refusals if refusal.is_answer]
+    specific = [refusal for refusal in answers if refusal.words not in GENERAL]
+    return next(iter([*specific, *answers]), refusals[-1])
 
 
 def _look_up(path: str) -> Same | Row | Untranslated:
@@ -154,6 +171,9 @@ def _look_up(path: str) -> Same | Row | Untranslated:
         return Same(_DTYPES[path], caveat=WIDE if path in _WIDE else "")
     if path in ROWS:
         return ROWS[path]
+    if path in _ELSEWHERE:
+        home, _, name = _ELSEWHERE[path].rpartition(".")
+        return Same(_ELSEWHERE[path], getattr(importlib.import_module(home), name))
     found = _of_namespace(path)
     shared = _shared(path) if path.split(".")[0] in _SHARED else _refusal(path)
     if found is None or (isinstance(shared, Same) and shared.value is found.value):
@@ -195,9 +215,8 @@ def _shared(path: str) -> Same | Untranslated:
             message = str(error)
             is_ours = "has no attribute" not in message and isinstance(found, ModuleType)
             return Untranslated(message) if is_ours else _refusal(path)
-    caveat = (
-        _BOARD if path == "keras.callbacks.TensorBoard" else RANDOM if _is_random(parts) else ""
-    )
+    known = {"keras.callbacks.TensorBoard": _BOARD, "keras.layers.Embedding": _ROWS}
+    caveat = known.get(path, RANDOM if _is_random(parts) else "")
     return Same(f"rx.{path}", found, caveat)
 
 

@@ -12,6 +12,46 @@ from replicax._src.tf_ops.arrays import cast
 logger = python_logging.getLogger("replicax")
 
 
+def enable_control_flow_v2() -> None:
+    """Do nothing: there is no other behaviour.
+
+    Example:
+        >>> rx.compat.v1.enable_control_flow_v2()
+    """
+
+
+def enable_resource_variables() -> None:
+    """Do nothing: there is no other behaviour.
+
+    Example:
+        >>> rx.compat.v1.enable_resource_variables()
+    """
+
+
+def enable_tensor_equality() -> None:
+    """Do nothing: there is no other behaviour.
+
+    Example:
+        >>> rx.compat.v1.enable_tensor_equality()
+    """
+
+
+def enable_v2_behavior() -> None:
+    """Do nothing: there is no other behaviour.
+
+    Example:
+        >>> rx.compat.v1.enable_v2_behavior()
+    """
+
+
+def enable_v2_tensorshape() -> None:
+    """Do nothing: there is no other behaviour.
+
+    Example:
+        >>> rx.compat.v1.enable_v2_tensorshape()
+    """
+
+
 def to_float(x: Any, name: str | None = "ToFloat") -> Any:
     """Convert to float32.
 

@@ -170,12 +170,15 @@ from replicax._src.tf_ops.objects import DType, Module, TensorArray, TensorShape
 from replicax._src.tf_ops.older import get_logger
 from replicax.compat.tf import bitwise, debugging, image, linalg, lookup, math, nn, signal, strings
 
+__version__ = "2.21.0"  # of the TensorFlow with which the results are compared
+
 __all__ = [
     "Assert",
     "DType",
     "Module",
     "TensorArray",
     "TensorShape",
+    "__version__",
     "abs",
     "acos",
     "acosh",

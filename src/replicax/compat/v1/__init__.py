@@ -14,6 +14,11 @@ from replicax.compat.v1 import distribute
 
 if TYPE_CHECKING:
     from replicax._src.tf_ops.older import (
+        enable_control_flow_v2,
+        enable_resource_variables,
+        enable_tensor_equality,
+        enable_v2_behavior,
+        enable_v2_tensorshape,
         random_normal,
         random_uniform,
         to_bfloat16,
@@ -21,28 +26,49 @@ if TYPE_CHECKING:
         to_int32,
         to_int64,
     )
-    from replicax.compat.v1 import logging
+    from replicax.compat.v1 import logging, losses, train
 
 __all__ = [
     "ConfigProto",
     "TensorInfo",
     "distribute",
+    "enable_control_flow_v2",
     "enable_eager_execution",
+    "enable_resource_variables",
+    "enable_tensor_equality",
+    "enable_v2_behavior",
+    "enable_v2_tensorshape",
     "logging",
+    "losses",
     "random_normal",
     "random_uniform",
     "to_bfloat16",
     "to_float",
     "to_int32",
     "to_int64",
+    "train",
 ]
 
 __dir__ = __all__.copy
 
 _HOMES = {
     "logging": "replicax.compat.v1.logging",
+    "losses": "replicax.compat.v1.losses",
+    "train": "replicax.compat.v1.train",
     **dict.fromkeys(
-        ("random_normal", "random_uniform", "to_bfloat16", "to_float", "to_int32", "to_int64"),
+        (
+            "enable_control_flow_v2",
+            "enable_resource_variables",
+            "enable_tensor_equality",
+            "enable_v2_behavior",
+            "enable_v2_tensorshape",
+            "random_normal",
+            "random_uniform",
+            "to_bfloat16",
+            "to_float",
+            "to_int32",
+            "to_int64",
+        ),
         "replicax._src.tf_ops.older",
     ),
 }
