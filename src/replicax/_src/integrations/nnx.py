@@ -294,7 +294,7 @@ def _moments(replica: Any, *, x: Any, axes: Any, dtype: Any, mask: Any, **how: A
     is_valid = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
 
     def global_sums(*ys: Any) -> Any:
-        return replica.all_reduce("SUM", [y.sum(axes, where=is_valid) for y in ys])
+        return replica.sum_statistics([y.sum(axes, where=is_valid) for y in ys])
 
     count, total, squares = global_sums(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
     if not how["use_mean"]:
@@ -335,9 +335,9 @@ def _updated_by_all_rows(original: Any) -> Any:
             return
         values = jnp.asarray(kwargs[self.argname], self.mean.dtype)
         size = jnp.asarray(values.size, self.mean.dtype)
-        count, total = replica.all_reduce("SUM", [size, values.sum()])
+        count, total = replica.sum_statistics([size, values.sum()])
         mean = total / count
-        deviations = replica.all_reduce("SUM", jnp.square(values - mean).sum())
+        (deviations,) = replica.sum_statistics([jnp.square(values - mean).sum()])
         before, off = self.count[...], mean - self.mean[...]
         self.count[...] = before + count.astype(before.dtype)
         self.mean[...] += off * count / self.count[...]
