@@ -355,7 +355,10 @@ def is_sharded_over_replicas(
 
 @cached_until_resize
 def _gatherer(layout: ShardLayout, topology: Topology) -> Callable[[jax.Array], jax.Array]:
-    return per_replica_jit(layout.gathered, topology, layout.spec, PartitionSpec())
+    gather = per_replica_jit(layout.gathered, topology, layout.spec, PartitionSpec())
+    # XLA may leave the result sharded over the devices of a replica; `first` needs whole copies.
+    everywhere = NamedSharding(topology.mesh, PartitionSpec())
+    return gather if topology.cores == 1 else jax.jit(gather, out_shardings=everywhere)
 
 
 @cache
