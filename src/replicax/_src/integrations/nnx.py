@@ -10,6 +10,7 @@ does.
 import inspect
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,8 +54,10 @@ def _backed_from_the_start(original: Any) -> Any:
     """Back variables by an `rx.Variable` if they are created in a scope, outside of any trace."""
 
     def init(self: Any, value: Any, **metadata: Any) -> None:
-        original(self, value, **metadata)
         frame = current()
+        # A strategy shards by `out_sharding` itself; NNX would require a mesh.
+        with nullcontext() if frame.strategy is None else nnx.use_eager_sharding(False):
+            original(self, value, **metadata)
         is_made_here = frame.strategy is not None and frame.level is None and is_outermost(self)
         if is_made_here and is_free(slot.__get__(self), frame.strategy):
             adopt(self, frame.strategy)
