@@ -1,15 +1,24 @@
 """Sharded variables of a large model against FSDP written by hand: memory and collectives.
 
-    python benchmarks/large.py --size 8b --on h100:4x8 v5p:4x4x4 [--layers 4] [--cache FOLDER]
+    python benchmarks/large.py --out benchmarks/large.json  # the table of docs/scaling.md
+    python benchmarks/large.py --size 8b --on h100:4x8 --layers 4 --programs "by hand" sharded
 
 A Llama (stacked layers, rematerialized, computed in bfloat16, Adam in float32, one sequence per
-device) is compiled ahead of time by the compilers of the devices, as two programs: by hand, with
-`jax.jit`, a NamedSharding for each weight and a constraint that gathers a layer where it is used;
-and with `variable_policy="sharded"`. Nothing is run. Fewer `--layers` give the same picture of one
-layer, and compile for less memory. docs/scaling.md has the table.
+device) is compiled ahead of time by the compilers of the devices. Nothing is run. The programs:
+
+- `by hand`: `jax.jit`, a NamedSharding for each weight and a constraint that gathers a layer where
+  it is used. XLA sums gradients in the type of the computation, bfloat16.
+- `by hand, float32 sums`: `jax.shard_map`, which gathers each layer and reduce-scatters its
+  gradient after a conversion to float32.
+- `sharded`: `variable_policy="sharded", reduce_dtype="bfloat16"`.
+- `sharded, float32 sums`: `variable_policy="sharded"`.
+
+`--out` keeps results, so that a run that was stopped continues. Fewer `--layers` give the same
+picture of one layer, and compile for less memory.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections import namedtuple
@@ -39,6 +48,13 @@ SIZES = {
     "1b": Size(16, 2048, 32, 8, 8192, 128256, 2048),
     "8b": Size(32, 4096, 32, 8, 14336, 128256, 2048),
 }
+# Each program, and the one by hand that sums gradients in the same type.
+PROGRAMS = {
+    "by hand": "by hand",
+    "sharded": "by hand",
+    "by hand, float32 sums": "by hand, float32 sums",
+    "sharded, float32 sums": "by hand, float32 sums",
+}
 RATE, DECAYS, EPSILON, NORM = 1e-3, (0.9, 0.95), 1e-8, 1.0
 
 
@@ -59,12 +75,12 @@ def shapes(size):
     }
 
 
-def loss_of(size, weights, rows, whole=lambda w: w, *, unroll=False):
-    """The mean loss of some rows; `whole` gathers a weight where it is used."""
+def to_bfloat16(w):
+    return w.astype(jnp.bfloat16)
 
-    def cast(w):
-        return whole(w.astype(jnp.bfloat16))
 
+def loss_of(size, weights, rows, cast=to_bfloat16, *, unroll=False):
+    """The mean loss of some rows; `cast` converts, and gathers, a weight where it is used."""
     embedding, head, *stacks = weights
     tokens, targets = rows[:, :-1], rows[:, 1:]
     x = cast(embedding)[tokens]
@@ -110,10 +126,10 @@ def clipped(gradients):
     return [g * jnp.minimum(1.0, NORM / (total + 1e-6)) for g in gradients]
 
 
-def with_replicax(size, options, rows):
+def with_replicax(size, options, rows, reduce_dtype):
     """The step of a sharded strategy, and its arguments."""
     strategy = rx.distribute.MirroredStrategy(
-        jax.devices()[:2], variable_policy="sharded", reduce_dtype=options.reduce
+        jax.devices()[:2], variable_policy="sharded", reduce_dtype=reduce_dtype
     )
     with strategy.scope(), rx.tpu.planning():
         weights, *slots = (
@@ -146,19 +162,35 @@ def with_replicax(size, options, rows):
     return Step.of(step, (mine,), {})
 
 
-def by_hand(size, options, rows, devices):
-    """The step of `jax.jit` with shardings, and its arguments."""
+def by_hand(size, options, rows, devices, *, is_mapped=False):
+    """The step of `jax.jit` with shardings, or with `jax.shard_map`, and its arguments."""
     mesh = Mesh(np.asarray(jax.devices()[:devices]), ("fsdp",))
     spec = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))  # noqa: E731
     where = {n: spec(*(None,) * (len(s) - 2), "fsdp") for n, s in shapes(size).items()}
     split = list(where.values())
-    whole = lambda w: jax.lax.with_sharding_constraint(w, spec())  # noqa: E731
+    whole = lambda w: jax.lax.with_sharding_constraint(to_bfloat16(w), spec())  # noqa: E731
+
+    def mapped(state, batch):
+        loss, gradients = jax.value_and_grad(
+            lambda weights: loss_of(size, weights, batch, gathered, unroll=options.unroll)
+        )(state[0])
+        return jax.lax.pmean(loss, "fsdp"), [g / devices for g in gradients]
 
     def step(state, t, batch):
         batch = jax.lax.with_sharding_constraint(batch, spec("fsdp"))
-        loss, gradients = jax.value_and_grad(
-            lambda weights: loss_of(size, weights, batch, whole, unroll=options.unroll)
-        )(state[0])
+        if is_mapped:
+            specs = [s.spec for s in split]
+            loss, gradients = jax.shard_map(
+                mapped,
+                mesh=mesh,
+                in_specs=([specs] * 3, PartitionSpec("fsdp")),
+                out_specs=(PartitionSpec(), specs),
+                check_vma=False,
+            )(state, batch)
+        else:
+            loss, gradients = jax.value_and_grad(
+                lambda weights: loss_of(size, weights, batch, whole, unroll=options.unroll)
+            )(state[0])
         gradients = jax.lax.with_sharding_constraint(gradients, split)
         if options.clip:
             gradients = clipped(gradients)
@@ -172,6 +204,19 @@ def by_hand(size, options, rows, devices):
     batch = like((rows * devices, size.length + 1), jnp.int32, spec("fsdp"))
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=([split] * 3, spec(), spec()))
     return Step.of(jitted, (state, like((), jnp.float32, spec()), batch), {})
+
+
+@jax.custom_vjp
+def gathered(w):
+    """Gather the parts of a weight in bfloat16; sum its gradient in float32, in parts."""
+    return jax.lax.all_gather(to_bfloat16(w), "fsdp", tiled=True)
+
+
+def _scattered(_, g):
+    return (jax.lax.psum_scatter(g.astype(jnp.float32), "fsdp", tiled=True),)
+
+
+gathered.defvjp(lambda w: (gathered(w), None), _scattered)
 
 
 class _ByType(Costs):
@@ -189,51 +234,84 @@ class _ByType(Costs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", nargs="+", choices=SIZES, default=["110m"])
-    parser.add_argument("--on", nargs="+", default=["v5e:16x16"], help="the devices")
-    parser.add_argument("--programs", nargs="+", default=["by hand", "sharded"])
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=["110m", "1b", "8b"])
+    parser.add_argument("--on", nargs="+", default=["h100:4x8", "v5e:16x16", "v5p:4x4x4"])
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--layers", type=int, help="fewer layers than the size has")
     parser.add_argument("--rows", type=int, default=1, help="sequences of each device")
     parser.add_argument("--unroll", action="store_true", help="no loop over the layers")
     parser.add_argument("--clip", action="store_true", help="clip gradients by their global norm")
-    parser.add_argument(
-        "--reduce", default="bfloat16", help="the type that gradients are summed in"
-    )
     parser.add_argument("--cache", default="", help="a folder for the compilers' results")
     parser.add_argument("--hlo", default="", help="a folder for the optimized programs")
+    parser.add_argument("--out", default="", help="a file of results, to which others are added")
     options = parser.parse_args()
-    print("| size | devices | program | memory of a device | sent | collectives | compiled in |")
-    print("| --- | --- | --- | ---: | ---: | --- | ---: |")
-    for name in options.size:
-        size = SIZES[name]
-        size = size._replace(layers=options.layers or size.layers)
-        for where in options.on:
-            target = Target.parse(where)
-            for program in options.programs:
-                if program == "sharded":
-                    step = with_replicax(size, options, options.rows)
-                else:
-                    step = by_hand(size, options, options.rows, target.num_devices)
-                (report,) = compile_steps(step, [target], Compiling(cache=options.cache))
-                if options.hlo:
-                    file = f"{name}-{where.replace(':', '-')}-{program.replace(' ', '-')}.txt"
-                    (Path(options.hlo) / file).write_text(report.hlo or report.error)
-                print(row(name, where, program, report), flush=True)
-
-
-def row(name, where, program, report):
-    """One line of the table."""
-    if not report.compiles:
-        return (
-            f"| {name} | {where} | {program} | {report.memory.total / 1e9:.1f} GB: does not fit |"
-        )
-    cost = _ByType(Hlo(report.hlo)).of_step()
-    found = [c for c in cost.merged(by_line=True) if c.bytes > 1 << 16]
-    text = "; ".join(f"{c.count} {c.kind} {c.source} {c.bytes / 2**30:.2f} GiB" for c in found)
-    return (
-        f"| {name} | {where} | {program} | {report.memory.total / 1e9:.2f} GB"
-        f" | {report.communication_bytes / 1e9:.2f} GB | {text} | {report.compile_seconds:.0f} s |"
+    file = Path(options.out) if options.out else None
+    known = json.loads(file.read_text()) if file and file.exists() else {}
+    print(
+        "| size, layers | devices | program | memory | x | sent | x | async | collectives | time |"
     )
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
+    for name in options.size:
+        for where in options.on:
+            for program in options.programs:
+                key = key_of(name, where, program, options)
+                if key not in known:
+                    known[key] = compiled(name, where, program, options)
+                    if file:
+                        file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+                peer = known.get(key_of(name, where, PROGRAMS[program], options))
+                print(row(known[key], peer), flush=True)
+
+
+def key_of(name, where, program, options):
+    """The name of a result."""
+    layers = options.layers or SIZES[name].layers
+    flags = [n for n in ("unroll", "clip") if getattr(options, n)]
+    return " | ".join([name, str(layers), where, program, f"{options.rows} rows", *flags])
+
+
+def compiled(name, where, program, options):
+    """Compile one program; return its figures."""
+    size, target = SIZES[name], Target.parse(where)
+    size = size._replace(layers=options.layers or size.layers)
+    is_wide = program.endswith("float32 sums")
+    if program.startswith("sharded"):
+        step = with_replicax(size, options, options.rows, None if is_wide else "bfloat16")
+    else:
+        step = by_hand(size, options, options.rows, target.num_devices, is_mapped=is_wide)
+    (report,) = compile_steps(step, [target], Compiling(cache=options.cache))
+    if options.hlo:
+        file = f"{name}-{where.replace(':', '-')}-{program.replace(' ', '-')}.txt"
+        (Path(options.hlo) / file).write_text(report.hlo or report.error)
+    found = {
+        "size": f"{name}, {size.layers}",
+        "devices": where,
+        "program": program,
+        "memory": report.memory.total,
+        "fits": bool(report.fits),
+        "seconds": round(report.compile_seconds),
+    }
+    if report.compiles:
+        cost = _ByType(Hlo(report.hlo)).of_step()
+        large = [c for c in cost.merged(by_line=True) if c.bytes > 1 << 16]
+        found["collectives"] = [[c.count, c.kind, c.source, c.bytes] for c in large]
+        found["sent"] = report.communication_bytes
+    return found
+
+
+def row(found, peer):
+    """One line of the table, beside the figures of the program by hand."""
+    cells = [found["size"], found["devices"], found["program"], f"{found['memory'] / 1e9:.2f} GB"]
+    ratio = lambda key: f"{found[key] / peer[key]:.2f}" if peer and key in peer else ""  # noqa: E731
+    if "sent" not in found:
+        return f"| {' | '.join([*cells, ratio('memory'), 'does not fit', '', '', '', ''])} |"
+    large = found["collectives"]
+    count = sum(n for n, *_ in large)
+    hidden = sum(n for n, _, source, _ in large if source.endswith("async"))
+    text = "; ".join(f"{n} {kind} {source} {b / 2**30:.2f} GiB" for n, kind, source, b in large)
+    cells += [ratio("memory"), f"{found['sent'] / 1e9:.2f} GB", ratio("sent")]
+    cells += [f"{hidden} of {count}", text, f"{found['seconds']} s"]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     pip install 'replicax[flax]'
     python examples/llama.py  # a tiny one, on 8 virtual devices
+    python examples/llama.py --tensor 2  # replicas of two devices each
+    python examples/llama.py --size 8b --plan h100 --global-batch 64
 
 Layers are stacked and rematerialized, compute in bfloat16, and their weights and Adam's state are
 sharded over the replicas.
@@ -10,6 +12,8 @@ sharded over the replicas.
 import argparse
 import functools
 import os
+import subprocess
+import sys
 from collections import namedtuple
 from typing import Any
 
@@ -32,22 +36,30 @@ SIZES = {
     "8b": Size(32, 4096, 32, 8, 14336, 128256, 2048),
 }
 
+UNNAMED = {nnx.PARTITION_NAME: None}  # the axis of layers is not sharded by name
+
 
 def main() -> None:
-    """Train on sequences that count upwards."""
+    """Train on sequences that count upwards, or plan."""
     parser = argparse.ArgumentParser(description="Train a Llama.")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--global-batch", type=int, default=16, help="sequences per step")
     parser.add_argument("--policy", choices=["mirrored", "sharded"], default="sharded")
     parser.add_argument("--shards", type=int, help="replicas that hold one copy (default: all)")
+    parser.add_argument("--tensor", type=int, default=1, help="devices of each replica")
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help="parts of a batch")
     parser.add_argument("--float32", action="store_true", help="compute in float32")
+    parser.add_argument("--plan", metavar="KINDS", help="find devices, such as h100,v5p")
+    parser.add_argument("--most", type=int, default=64, help="the most devices of a plan")
     options = parser.parse_args()
+    if options.plan:
+        sys.exit(plan(options))
 
     strategy = rx.distribute.MirroredStrategy(
         variable_policy=options.policy,
         shards=options.shards,
+        devices_per_replica={"tensor": options.tensor},
         reduce_dtype="bfloat16" if options.policy == "sharded" and not options.float32 else None,
     )
     trainer = Trainer(strategy, SIZES[options.size], options)
@@ -56,6 +68,13 @@ def main() -> None:
         loss = trainer.step(trainer.rows(step))
         if step % 10 == 0 or step == options.steps - 1:
             print(f"step {step}: loss {float(loss):.4f}")
+
+
+def plan(options: Any) -> int:
+    """Let `replicax plan` compile the step for many devices, with several sizes of a replica."""
+    command = [sys.executable, "-m", "replicax", "plan", __file__, "--plan", "--fit", options.plan]
+    command += ["--global-batch", str(options.global_batch), "--most", str(options.most)]
+    return subprocess.call([*command, "--vary", "tensor=1,4", "--", "--size", options.size])
 
 
 class Trainer:
@@ -111,10 +130,13 @@ class Layer(nnx.Module):
         self.size = size
         d, kv = size.width, size.width // size.heads * size.groups
         linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
-        self.query, self.key, self.value = linear(d, d), linear(d, kv), linear(d, kv)
-        self.output = linear(d, d)
-        self.gate, self.up = linear(d, size.hidden), linear(d, size.hidden)
-        self.down = linear(size.hidden, d)
+        # Heads and hidden units are sharded over the devices of a replica, if it has several.
+        to_heads = functools.partial(linear, kernel_init=partitioned(None, "tensor"))
+        from_heads = functools.partial(linear, kernel_init=partitioned("tensor", None))
+        self.query, self.key, self.value = to_heads(d, d), to_heads(d, kv), to_heads(d, kv)
+        self.output = from_heads(d, d)
+        self.gate, self.up = to_heads(d, size.hidden), to_heads(d, size.hidden)
+        self.down = from_heads(size.hidden, d)
         self.first, self.second = nnx.RMSNorm(d, rngs=rngs), nnx.RMSNorm(d, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -134,7 +156,8 @@ class Llama(nnx.Module):
     def __init__(self, size: Size, rngs: nnx.Rngs) -> None:
         self.embedding = nnx.Embed(size.vocabulary, size.width, rngs=rngs)
         keys = rngs.split(size.layers)
-        self.layers = nnx.vmap(lambda keys: Layer(size, keys))(keys)
+        stacked = nnx.vmap(functools.partial(Layer, size), transform_metadata=UNNAMED)
+        self.layers = stacked(keys)
         self.norm = nnx.RMSNorm(size.width, rngs=rngs)
         self.head = nnx.Linear(size.width, size.vocabulary, use_bias=False, rngs=rngs)
 
@@ -145,6 +168,11 @@ class Llama(nnx.Module):
         layer = rx.remat(lambda x, layer: layer(x))
         x = nnx.scan(layer, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
         return self.head(self.norm(x))
+
+
+def partitioned(*axes: str | None) -> Any:
+    """Return the initializer of a kernel whose axes are sharded over these named devices."""
+    return nnx.with_partitioning(nnx.initializers.lecun_normal(), axes)
 
 
 def rotated(x: jax.Array) -> jax.Array:

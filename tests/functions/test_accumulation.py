@@ -133,3 +133,78 @@ def test_accumulate_rejects_wrong_arguments():
         rx.accumulate(jnp.sum, 2)(3.0)
     with pytest.raises(ValueError, match="numbers of rows"):
         rx.accumulate(jnp.add, 2)(jnp.ones(2), jnp.ones(3))
+
+
+@pytest.mark.parametrize("rows", [16, 13, 9, 3])
+@pytest.mark.parametrize("eager", [False, True])
+def test_accumulate_of_plain_means_equals_one_call_on_unequal_replicas(rows, eager):
+    """The law: `accumulate` changes no result, whatever mixture of means a function returns."""
+    strategy, rng = mirrored(4), np.random.default_rng(1)
+    with strategy.scope():
+        w = rx.Variable(rng.normal(size=6).astype("f4"))
+    x = rng.normal(size=(rows, 6)).astype("f4")
+    batches = rx.data.Dataset.from_tensor_slices(x).batch(rows)
+    batch = next(iter(strategy.experimental_distribute_dataset(batches)))
+
+    def loss(x):
+        plain, share = jnp.square(x @ w), rx.nn.mean_loss(jnp.abs(x @ w))
+        decay = rx.nn.scale_regularization_loss(jnp.sum(w**2))
+        return jnp.mean(plain) / 4 + share + decay, (jnp.mean(x, axis=0), share)
+
+    def results(k):
+        compute = rx.value_and_grad(loss, w, has_aux=True)
+        step = lambda x: (compute if k is None else rx.accumulate(compute, k))(x)  # noqa: E731
+        call = lambda x: strategy.run(step, (x,))  # noqa: E731
+        found = (call if eager else rx.function(call))(batch)
+        return [strategy.experimental_local_results(v) for v in jax.tree.leaves(found)]
+
+    expected = results(None)
+    for k in (1, 3, 5):
+        for one, other in zip(expected, results(k), strict=True):
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_accumulate_of_weights_that_differ_between_replicas_equals_one_call():
+    strategy, rng = mirrored(4), np.random.default_rng(2)
+    x = rng.normal(size=(16, 3)).astype("f4")
+    keep = (rng.random((16, 3)) < 0.4).astype("f4")
+    keep[:4] = 0  # replica 0 has no weight at all
+    keep[4:6] = 0
+    data = rx.data.Dataset.from_tensor_slices((x, keep)).batch(16)
+    batch = next(iter(strategy.experimental_distribute_dataset(data)))
+
+    def means(x, keep):
+        local = jnp.sum(x * keep) / jnp.maximum(jnp.sum(keep), 1)
+        return local, rx.nn.mean_loss(x, keep), rx.nn.scale_regularization_loss(jnp.float32(3))
+
+    weigh = lambda x, keep: keep.sum()  # noqa: E731
+    for k in (1, 2, 3):
+        some = lambda x, keep, k=k: rx.accumulate(means, k, weight=weigh)(x, keep)  # noqa: E731
+        found = [rx.function(lambda *b, f=f: strategy.run(f, b))(*batch) for f in (means, some)]
+        for values in zip(*found, strict=True):
+            one, other = map(strategy.experimental_local_results, values)
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_accumulate_rejects_collectives_that_replicas_would_weight_differently(eager):
+    strategy = mirrored(2)
+    data = rx.data.Dataset.from_tensor_slices(np.arange(7.0, dtype="f4")).batch(7)
+    (batch,) = strategy.experimental_distribute_dataset(data)
+    total = lambda x: context().all_reduce("SUM", jnp.sum(x))  # noqa: E731
+
+    def run(k, **options):
+        call = lambda x: strategy.run(rx.accumulate(total, k, **options), (x,))  # noqa: E731
+        return (call if eager else rx.function(call))(batch)
+
+    with pytest.raises(RuntimeError, match=r"Reduce the result of rx\.accumulate"):
+        run(3)
+    for found in (run(1), run(3, reduction="sum")):
+        assert [float(x) for x in strategy.experimental_local_results(found)] == [21.0, 21.0]
+
+
+def test_accumulate_by_weight_rejects_losses_without_weights():
+    with pytest.raises(RuntimeError, match="got no weights inside"):
+        rx.accumulate(rx.nn.mean_loss, 2, weight=lambda x: x.sum())(jnp.ones(4))

@@ -187,3 +187,31 @@ def test_gradients_are_summed_in_the_type_that_is_asked_for():
 def test_other_reduce_types_are_refused(policy, dtype, message):
     with pytest.raises(ValueError, match=message):
         mirrored(2, variable_policy=policy, reduce_dtype=dtype)
+
+
+def _summed(strategy, size):
+    rows = np.ones((strategy.num_replicas_in_sync, size), "f4")
+    return lambda: strategy.run(
+        lambda x: context().all_reduce("SUM", x), (per_replica(strategy, rows),)
+    )
+
+
+def test_eager_replicas_refuse_sums_that_compiled_steps_would_round():
+    strategy = mirrored(2, variable_policy="sharded", reduce_dtype="bfloat16")
+
+    with pytest.raises(RuntimeError, match=r"shape \(8192,\) and type float32.*rx.function"):
+        _summed(strategy, 8192)()
+
+    small = _summed(strategy, 16)()
+    assert strategy.experimental_local_results(small)[0].dtype == "float32"
+    assert rx.function(_summed(strategy, 8192))() is not None
+
+
+def test_reduce_dtype_is_refused_where_gradients_are_summed_in_another_way():
+    sharded = {"variable_policy": "sharded", "reduce_dtype": "bfloat16"}
+    with pytest.raises(ValueError, match="Leave out one of the two"):
+        mirrored(2, cross_device_ops=rx.distribute.NcclAllReduce(num_packs=2), **sharded)
+    strategy = mirrored(2, **sharded)
+    packed = rx.distribute.experimental.CommunicationOptions(bytes_per_pack=1 << 20)
+    with pytest.raises(ValueError, match="bytes_per_pack=1048576"):
+        strategy.run(lambda: context().all_reduce("SUM", jnp.ones(3), packed))

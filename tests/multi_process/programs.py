@@ -502,6 +502,16 @@ def sharded_training(policy, folder):
     }
 
 
+def combination(options):
+    """Train on replicas of several devices each, and shards of several replicas."""
+    from tests.laws.test_combinations import Model  # noqa: PLC0415 - workers start JAX later
+
+    model = Model(rx.distribute.MultiWorkerMirroredStrategy(**options))
+    losses = model.train()
+    numbers = {name: value.tolist() for name, value in model.numbers().items()}
+    return {"losses": losses, "numbers": numbers, "replicas": model.strategy.num_replicas_in_sync}
+
+
 def counted_on(folder):
     """What replicas count, each for itself, saved in between and gone on with."""
     strategy = rx.distribute.MultiWorkerMirroredStrategy()

@@ -6,7 +6,9 @@ import pytest
 
 import replicax as rx
 from replicax.testing import run_in_processes
+from tests.laws.test_combinations import COMBINATIONS, Model
 from tests.multi_process import programs
+from tests.replicas import mirrored
 
 pytestmark = pytest.mark.multi_process
 
@@ -272,6 +274,21 @@ def test_sharded_variables_are_one_value_of_all_workers(workers, devices, tmp_pa
         assert "'w'" in b["refused"]
         assert "reduce-scatter(" in b["program"]
         assert "all-reduce(" not in b["program"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replicate 4 tensor 2", "replicate 2 shard 2 tensor 2"])
+def test_replicas_of_several_devices_equal_one_device_on_two_workers(name):
+    one = Model(mirrored(1))
+    losses = one.train()
+
+    results = run_in_processes(programs.combination, 2, 4, args=(COMBINATIONS[name],))
+
+    for result in results:
+        assert result["replicas"] == 4
+        np.testing.assert_allclose(result["losses"], losses, rtol=1e-4)
+        for n, value in one.numbers().items():
+            np.testing.assert_allclose(result["numbers"][n], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

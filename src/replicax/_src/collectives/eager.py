@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend import core as jaxprs
 from jax.interpreters import ad, batching, mlir
 
-from replicax._src.base.errors import ReplicaError
+from replicax._src.base.errors import ReplicaError, ScopeError
 from replicax._src.base.managers import contextmanager
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import ReduceOp
@@ -39,16 +39,26 @@ from replicax._src.values.replica_functions import (
     reduced_dtype,
     summand,
 )
+from replicax._src.values.sharded import SMALL_BYTES
 from replicax._src.values.structures import select
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One replica in eager runs of a topology; `replica` is its index in this process."""
+    """One replica in eager runs of a topology.
+
+    Attributes:
+        topology: The devices of all replicas.
+        replica: The replica's index in this process.
+        ops: The algorithm of its reductions.
+        reduce_dtype: The type in which gradients must be summed, which only compiled steps do;
+            None if any type will do.
+    """
 
     topology: Topology
     replica: int
     ops: CrossDeviceOps
+    reduce_dtype: Any = None
 
     @property
     def number(self) -> int:
@@ -134,11 +144,33 @@ def all_reduce(
     options: CommunicationOptions,
     structure: str = "",
 ) -> list[jax.Array]:
-    """Return the sum or mean over all replicas of each leaf of a value of this structure."""
+    """Return the sum or mean over all replicas of each leaf of a value of this structure.
+
+    Raises:
+        ScopeError: If a leaf may be a gradient that must be summed in another type.
+    """
+    for x in leaves:
+        _check_reduce_dtype(x, seat.reduce_dtype)
     results: list[jax.Array] = _reduce_p.bind(
         *leaves, seat=seat, op=op, options=options, structure=structure, number=None
     )
     return results
+
+
+def _check_reduce_dtype(x: Any, dtype: Any) -> None:
+    """Raise `ScopeError` if a compiled step would round `x`, a gradient, to `dtype` to sum it.
+
+    Eager code cannot know whether `x` is the gradient of a sharded variable, so all large arrays
+    of floating-point numbers count as one.
+    """
+    is_float = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
+    if is_float and x.dtype.itemsize > dtype.itemsize and x.nbytes > SMALL_BYTES:
+        raise ScopeError(
+            f"Eager replicas sum an array of shape {x.shape} and type {x.dtype}, and their strategy"
+            f" has reduce_dtype={str(dtype)!r}, which only compiled steps apply to gradients."
+            " Compile the step with `rx.function`, or make the strategy without reduce_dtype to"
+            " run eagerly."
+        )
 
 
 def all_gather(

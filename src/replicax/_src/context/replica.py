@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._src.base.errors import ScopeError, warn_user
+from replicax._src.base.managers import contextmanager
 from replicax._src.base.types import AnyReduceOp, ReduceOp
 from replicax._src.collectives.consistency import identify
 from replicax._src.collectives.options import CommunicationOptions
@@ -20,6 +21,7 @@ from replicax._src.topology.devices import device_name
 from replicax._src.topology.mesh import Across
 from replicax._src.values.per_replica import is_opaque
 from replicax._src.values.reduce import IndexedSlices, is_slices
+from replicax._src.values.sharded import check_nothing_packs
 from replicax._src.values.structures import map_in_order, unflatten_as
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ class ReplicaContext:
         self._strategy = strategy
         self._link = link
         self._local_means: dict[int, Any] = {}
+        self._refusal = ""
 
     @property
     def strategy(self) -> StrategyBase:
@@ -201,8 +204,10 @@ class ReplicaContext:
             4.0
         """
         self._require_current("all_reduce")
+        self._check_not_refused()
         op = ReduceOp.parse(reduce_op)
         given = options or CommunicationOptions()
+        check_nothing_packs(self._strategy.reduce_dtype, bytes_per_pack=given.bytes_per_pack)
         leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
         shown = _shown(treedef)
         if self._local_means and op is ReduceOp.SUM and any(map(self.is_local_mean, leaves)):
@@ -251,6 +256,7 @@ class ReplicaContext:
             (4,)
         """
         self._require_current("all_gather")
+        self._check_not_refused()
         given = options or CommunicationOptions()
         leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
         shown = _shown(treedef)
@@ -299,6 +305,23 @@ class ReplicaContext:
             # Copies cut the connection to the tape, also for arguments that merge_fn returns.
             new = lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x  # noqa: E731
             return map_in_order(new, result, is_opaque)
+
+    def sum_statistics(self, values: list[jax.Array]) -> list[jax.Array]:
+        """Sum values over all replicas that normalize activations, also in `refuse_all_reduce`."""
+        return self._link.all_reduce(ReduceOp.SUM, values, CommunicationOptions())
+
+    @contextmanager
+    def refuse_all_reduce(self, reason: str) -> Iterator[None]:
+        """Raise `ScopeError` with this reason for collectives that the code in the block calls."""
+        before, self._refusal = self._refusal, reason
+        try:
+            yield
+        finally:
+            self._refusal = before
+
+    def _check_not_refused(self) -> None:
+        if self._refusal:
+            raise ScopeError(self._refusal)
 
     def note_local_mean(self, *values: Any) -> None:
         """Record that ``values`` are a mean over this replica's rows, or gradients of one.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import reduce, wraps
 from typing import Any
 
@@ -17,8 +19,30 @@ from replicax._src.functions.control_flow import out_avals, scan
 from replicax._src.functions.jaxpr.on_shards import zeros_to_accumulate
 from replicax._src.state.levels import is_staging
 
-# How the innermost `accumulate` around the running code combines results, for `check_loss`.
-_reduction: ContextVar[str] = ContextVar("replicax_accumulate_reduction", default="")
+
+@dataclass(frozen=True)
+class _Reduction:
+    """How an `accumulate` combines the results of the parts.
+
+    Attributes:
+        kind: ``"by rows"``, ``"by weight"`` or ``"sum"``; empty outside of an `accumulate`.
+        share: The weight of this replica divided by that of all replicas; None if replicas have
+            equally many rows.
+    """
+
+    kind: str = ""
+    share: Any = None
+
+
+# That of the innermost `accumulate` around the running code.
+_OUTSIDE = _Reduction()
+_reduction: ContextVar[_Reduction] = ContextVar("replicax_accumulate_reduction", default=_OUTSIDE)
+_REDUCED_INSIDE = (
+    "The function given to rx.accumulate reduces over the replicas, whose parts have different"
+    " weights: each would weight the result in its own way. Reduce the result of rx.accumulate,"
+    " once: `gradients = rx.accumulate(rx.value_and_grad(loss, w), k)(x)[1]`, then"
+    ' `rx.distribute.get_replica_context().all_reduce("SUM", gradients)`.'
+)
 
 
 def accumulate(
@@ -36,9 +60,9 @@ def accumulate(
 
     Args:
         fn: Takes arrays that have the same number of rows, or structures of them, and returns
-            arrays, such as a loss and gradients. It may assign variables. If replicas have
-            different numbers of rows, as in a short last batch, use `rx.nn.mean_loss`, which is
-            exact also for a replica without rows.
+            arrays, such as a loss and gradients. It may assign variables. Replicas may have
+            different numbers of rows, as in a short last batch: `jnp.mean` is then the mean of
+            this replica's rows, and `rx.nn.mean_loss` its share of the mean of all rows.
         k: The number of parts. If it does not divide the number of rows, the last part is shorter.
         reduction: ``"mean"`` if ``fn`` returns means over its rows, or gradients of means: parts
             are weighted by their rows. ``"sum"`` if it returns sums, or divides by the size of the
@@ -86,23 +110,41 @@ def accumulate(
     return accumulated
 
 
-def check_loss(name: str, *, is_weighted: bool, divides_by: str) -> None:
+def replica_share() -> Any:
+    """Return by what to multiply a mean over this replica's part, inside of `accumulate`.
+
+    `accumulate` weights each part by its rows among those of this replica. The mean over all
+    replicas is then the sum of the replicas' means times their shares of all rows.
+
+    Returns:
+        The share of this replica; None if the mean over all replicas' parts is to be returned.
+    """
+    return _reduction.get().share
+
+
+def check_loss(name: str, *, is_weighted: bool | None, divides_by: str) -> None:
     """Check that a loss fits the `accumulate` that computes it.
 
     Args:
         name: The function that computes the loss.
-        is_weighted: Whether its mean is divided by a sum of weights.
+        is_weighted: Whether its mean is divided by a sum of weights; None if it cannot be.
         divides_by: The divisor of the loss: the size of the ``"part"``, or ``"another"`` one.
 
     Raises:
         ScopeError: If the result would differ from that of the whole batch.
     """
-    reduction = _reduction.get()
+    reduction = _reduction.get().kind
     if reduction == "by rows" and is_weighted:
         raise ScopeError(
             f"{name} got weights inside of rx.accumulate, which weights each part by its rows: the"
             " result would differ from that of the whole batch. Write `rx.accumulate(fn, k,"
             " weight=lambda x, y, mask: mask.sum())`, with the arguments of `fn`."
+        )
+    if reduction == "by weight" and is_weighted is False:
+        raise ScopeError(
+            f"{name} got no weights inside of an rx.accumulate that weights each part by its"
+            " `weight` function: the result would differ from that of the whole batch. Give the"
+            f" weights, `{name}(losses, mask)`, or leave out `weight=`, which weights by rows."
         )
     if reduction in ("by rows", "by weight") and divides_by == "another":
         raise ScopeError(
@@ -133,6 +175,9 @@ class _BatchParts:
         self._fn, self._treedef, self._weight, self._is_mean = fn, treedef, weight, is_mean
         self._structure: Any = None
         self._dtypes: list[Any] = []
+        self._count = 1  # of parts
+        self._own_weight: Any = None
+        self._share: Any = None
 
     def on_equal_replicas(self, leaves: list[Any], rows: int, k: int) -> Any:
         """Run in a loop, for replicas that have the same number of rows."""
@@ -142,10 +187,11 @@ class _BatchParts:
         looped = [x[:split].reshape(full, split // full, *x.shape[1:]) for x in leaves]
         last = [x[split:] for x in leaves]
         if self._weight is not None:
+            weights = _sum_over(looped, self._weigh)
+            self._share_weights(_added(weights, self._weigh(last)) if rest else weights)
+            self._count = full + bool(rest)
             total = _sum_over(looped, self._weighted)
-            if rest:
-                total = _added(total, self._weighted(last))
-            return self._mean(*total)
+            return self._finished(_added(total, self._weighted(last)) if rest else total)
         total = _sum_over(looped, self._call)
         # The weights are Python numbers, with which sums over the replicas commute visibly.
         if self._is_mean:
@@ -162,21 +208,40 @@ class _BatchParts:
         """
         ends = [rows * (i + 1) // k for i in range(k)]
         parts = [
-            ([x[start:end] for x in leaves], end - start)
-            for start, end in zip([0, *ends], ends, strict=False)
+            [x[start:end] for x in leaves] for start, end in zip([0, *ends], ends, strict=False)
         ]
         if not self._is_mean:
-            total: list[Any] = reduce(_added, (self._call(part) for part, _ in parts))
+            total: list[Any] = reduce(_added, map(self._call, parts))
             return self._finished(total)
-        return self._mean(*reduce(_added, (self._weighted(*part) for part in parts)))
+        self._share_weights(reduce(_added, map(self._weigh, parts)))
+        self._count = k
+        return self._finished(reduce(_added, map(self._weighted, parts)))
+
+    def _share_weights(self, weights: list[Any]) -> None:
+        """Store the weight of this replica's rows, and its share of that of all replicas."""
+        (self._own_weight,) = (total,) = weights
+        replica = get_replica_context()
+        if replica is not None:
+            total = replica.all_reduce("SUM", total)
+        self._share = self._own_weight / jnp.where(total == 0, 1, total)
+
+    def _weigh(self, leaves: list[Any]) -> list[Any]:
+        """Return the weight of one part on this replica, in a list."""
+        args, kwargs = jax.tree.unflatten(self._treedef, leaves)
+        rows = leaves[0].shape[0]
+        weight = rows if self._weight is None else self._weight(*args, **kwargs)
+        return [jnp.asarray(weight, jnp.result_type(float))]
 
     def _call(self, leaves: list[Any]) -> list[Any]:
         """Return the results of one part, in types that are precise enough to add many up."""
         args, kwargs = jax.tree.unflatten(self._treedef, leaves)
         by_rows = "by rows" if self._weight is None else "by weight"
-        token = _reduction.set(by_rows if self._is_mean else "sum")
+        token = _reduction.set(_Reduction(by_rows if self._is_mean else "sum", self._share))
+        replica = get_replica_context()
+        is_refused = replica is not None and self._share is not None and self._count > 1
         try:
-            result = self._fn(*args, **kwargs)
+            with replica.refuse_all_reduce(_REDUCED_INSIDE) if is_refused else nullcontext():
+                result = self._fn(*args, **kwargs)
         finally:
             _reduction.reset(token)
         outs, self._structure = jax.tree.flatten(result)
@@ -184,20 +249,16 @@ class _BatchParts:
         self._dtypes = [x.dtype for x in outs]
         return [x.astype(_wide(x.dtype, is_mean=self._is_mean)) for x in outs]
 
-    def _weighted(self, leaves: list[Any], rows: int | None = None) -> list[Any]:
-        """Return the weight of one part, over all replicas, then its results times the weight."""
-        outs = self._call(leaves)
-        args, kwargs = jax.tree.unflatten(self._treedef, leaves)
-        weight = rows if self._weight is None else self._weight(*args, **kwargs)
-        weight = jnp.asarray(weight, jnp.float32)
-        replica = get_replica_context()
-        if replica is not None:
-            weight = replica.all_reduce("SUM", weight)
-        return [weight, *(x * weight.astype(x.dtype) for x in outs)]
-
-    def _mean(self, weight: jax.Array, *sums: jax.Array) -> Any:
-        weight = jnp.where(weight == 0, 1, weight)
-        return self._finished([x / weight.astype(x.dtype) for x in sums])
+    def _weighted(self, leaves: list[Any]) -> list[Any]:
+        """Return the results of one part times its share of the weight of this replica."""
+        outs, (weight,) = self._call(leaves), self._weigh(leaves)
+        # Without any weight, all parts count: each has the terms that do not depend on rows.
+        is_empty = self._own_weight == 0
+        share = jnp.where(
+            is_empty, 1 / self._count, weight / jnp.where(is_empty, 1, self._own_weight)
+        )
+        # The mean of a part without rows is not a number, and must not count.
+        return [jnp.where(share == 0, 0, x * share.astype(x.dtype)) for x in outs]
 
     def _finished(self, results: Sequence[Any]) -> Any:
         pairs = zip(results, self._dtypes, strict=True)

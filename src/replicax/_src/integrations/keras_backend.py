@@ -259,10 +259,11 @@ def _synchronized_moments(original: Any) -> Any:
             return original(x, axes, keepdims, False)
         dtype, x, axes = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32)), tuple(axes)
         rows = jnp.asarray(np.prod([x.shape[a] for a in axes]), x.dtype)
-        total, count = replica.all_reduce("SUM", [x.sum(axes, keepdims=True), rows])
+        total, count = replica.sum_statistics([x.sum(axes, keepdims=True), rows])
         mean = total / count
         squares = jnp.square(x - mean).sum(axes, keepdims=True)
-        variance = replica.all_reduce("SUM", squares) / count
+        (squares,) = replica.sum_statistics([squares])
+        variance = squares / count
         return tuple(
             (m if keepdims else jnp.squeeze(m, axes)).astype(dtype) for m in (mean, variance)
         )

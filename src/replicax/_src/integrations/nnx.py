@@ -10,6 +10,7 @@ does.
 import inspect
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,8 +54,10 @@ def _backed_from_the_start(original: Any) -> Any:
     """Back variables by an `rx.Variable` if they are created in a scope, outside of any trace."""
 
     def init(self: Any, value: Any, **metadata: Any) -> None:
-        original(self, value, **metadata)
         frame = current()
+        # A strategy shards by `out_sharding` itself; NNX would require a mesh.
+        with nullcontext() if frame.strategy is None else nnx.use_eager_sharding(False):
+            original(self, value, **metadata)
         is_made_here = frame.strategy is not None and frame.level is None and is_outermost(self)
         if is_made_here and is_free(slot.__get__(self), frame.strategy):
             adopt(self, frame.strategy)
@@ -294,7 +297,7 @@ def _moments(replica: Any, *, x: Any, axes: Any, dtype: Any, mask: Any, **how: A
     is_valid = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
 
     def global_sums(*ys: Any) -> Any:
-        return replica.all_reduce("SUM", [y.sum(axes, where=is_valid) for y in ys])
+        return replica.sum_statistics([y.sum(axes, where=is_valid) for y in ys])
 
     count, total, squares = global_sums(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
     if not how["use_mean"]:
@@ -335,9 +338,9 @@ def _updated_by_all_rows(original: Any) -> Any:
             return
         values = jnp.asarray(kwargs[self.argname], self.mean.dtype)
         size = jnp.asarray(values.size, self.mean.dtype)
-        count, total = replica.all_reduce("SUM", [size, values.sum()])
+        count, total = replica.sum_statistics([size, values.sum()])
         mean = total / count
-        deviations = replica.all_reduce("SUM", jnp.square(values - mean).sum())
+        (deviations,) = replica.sum_statistics([jnp.square(values - mean).sum()])
         before, off = self.count[...], mean - self.mean[...]
         self.count[...] = before + count.astype(before.dtype)
         self.mean[...] += off * count / self.count[...]

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from replicax._src.base.errors import ScopeError, TracingError
+from replicax._src.base.errors import ScopeError, TracingError, VariableError
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import attributes, current, entered
 from replicax._src.integrations import flax_private as private
 from replicax._src.state.cell import Cell
+from replicax._src.state.declaration import LayoutMap
 from replicax._src.state.hooks import births
 from replicax._src.state.levels import at_end, level, refuse_other_trace, refuse_tracer
 from replicax._src.state.variable import Variable
@@ -291,7 +292,25 @@ def _variable(v: Any, x: jax.Array) -> Variable:
             aggregation=VariableAggregation.SUM,
         )
         return backing.assign(x)
-    backing = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
+    with _layout(v, x).scope():
+        backing = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
     backing.cell.averages = issubclass(kind, nnx.BatchStat) and jnp.issubdtype(x.dtype, jnp.inexact)
     backing.cell.draws = issubclass(kind, nnx.RngState)
     return backing
+
+
+def _layout(v: Any, x: jax.Array) -> LayoutMap:
+    """Return the layout that an NNX variable has by ``nnx.with_partitioning``, by its name."""
+    metadata = v.get_metadata()
+    parts, rules = metadata.get("out_sharding"), dict(metadata.get("sharding_rules") or ())
+    if parts is None:
+        return LayoutMap()
+    if len(parts) == x.ndim:
+        return LayoutMap({type(v).__name__: [rules.get(part, part) for part in parts]})
+    if not isinstance(v, nnx.Param):  # state of an optimizer, such as factors of rows
+        return LayoutMap()
+    raise VariableError(
+        f"An nnx.{type(v).__name__} of shape {x.shape} is partitioned by {tuple(parts)!r}, which"
+        f" has {len(parts)} entries for {x.ndim} axes. If `nnx.vmap` stacks layers, name the new"
+        " axis: `nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: None})`."
+    )

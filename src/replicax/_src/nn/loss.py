@@ -8,7 +8,7 @@ from jax.core import Tracer
 
 from replicax._src.base.errors import ScopeError
 from replicax._src.context.current import get_replica_context, get_strategy
-from replicax._src.functions.accumulation import check_loss
+from replicax._src.functions.accumulation import check_loss, replica_share
 
 
 def compute_average_loss(
@@ -47,7 +47,7 @@ def compute_average_loss(
     own = losses.shape[0] * get_strategy().num_replicas_in_sync
     is_part = isinstance(global_batch_size, int) and global_batch_size == own
     check_loss(
-        "rx.nn.compute_average_loss", is_weighted=False, divides_by="part" if is_part else "another"
+        "rx.nn.compute_average_loss", is_weighted=None, divides_by="part" if is_part else "another"
     )
     return _quotient(losses.sum(), _batch_size(global_batch_size).astype(losses.dtype))
 
@@ -115,11 +115,17 @@ def mean_loss(per_example_loss: Any, weights: Any = None) -> jax.Array:
         )
     precise = jnp.promote_types(losses.dtype, jnp.float32)  # bfloat16 counts only to 256
     check_loss("rx.nn.mean_loss", is_weighted=weights is not None, divides_by="part")
+    own = jnp.asarray(losses.size, precise)
     if weights is not None:
         weights = _fitted(jnp.asarray(weights, losses.dtype), losses)
         weights = jnp.broadcast_to(weights, losses.shape)
         losses = losses * weights
         own = jax.lax.stop_gradient(weights).astype(precise).sum()
+    share = replica_share()
+    if share is not None:
+        mean = _quotient(losses.sum().astype(precise), own)
+        return (mean * share).astype(losses.dtype)
+    if weights is not None:
         count = replica.all_reduce("SUM", own)
     elif replica.position is None:  # compiled for all replicas, which have equal shapes
         count = jnp.asarray(losses.size * replica.num_replicas_in_sync, precise)

@@ -251,10 +251,15 @@ def merge_in_body(
 
 @contextmanager
 def as_replica(
-    strategy: StrategyBase, topology: Topology, replica: int, *, has_rows: bool
+    strategy: StrategyBase,
+    topology: Topology,
+    replica: int,
+    *,
+    has_rows: bool,
+    reduce_dtype: Any = None,
 ) -> Iterator[None]:
     """Run the code in the block as replica number `replica` of this process."""
-    seat = eager.Seat(topology, replica, strategy.cross_device_ops)
+    seat = eager.Seat(topology, replica, strategy.cross_device_ops, reduce_dtype)
     context = ReplicaContext(strategy, ThreadLink(seat, has_rows))
     with (
         jax.default_device(seat.device),

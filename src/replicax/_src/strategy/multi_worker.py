@@ -26,7 +26,12 @@ from replicax._src.topology.devices import default_devices
 from replicax._src.topology.mesh import Topology, checked_axes
 from replicax._src.topology.virtual_devices import requested_devices
 from replicax._src.topology.worker_devices import join_workers
-from replicax._src.values.sharded import check_shards, checked_reduce_dtype, is_sharded
+from replicax._src.values.sharded import (
+    check_nothing_packs,
+    check_shards,
+    checked_reduce_dtype,
+    is_sharded,
+)
 from replicax._src.workers import elastic, start
 from replicax._src.workers import group as _group
 from replicax._src.workers.group import Group
@@ -211,6 +216,8 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         checked_reduce_dtype(reduce_dtype, variable_policy)
         _check_kind("cluster_resolver", cluster_resolver, ClusterResolver)
         _check_kind("communication_options", communication_options, CommunicationOptions)
+        packs = communication_options.bytes_per_pack if communication_options else 0
+        check_nothing_packs(reduce_dtype, bytes_per_pack=packs)
         self._cluster = InCluster(cluster_resolver, alone=alone)
         topology = self._cluster.topology
         _check_within_worker(prod(axes.values()), topology)

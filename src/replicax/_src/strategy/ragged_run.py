@@ -88,8 +88,11 @@ def run_ragged(
         _log.warning(
             "The replicas of %s hold batches of different sizes, so each is compiled separately."
             " Results are exact; to have one program for all steps, batch with"
-            " `drop_remainder=True`.",
+            " `drop_remainder=True`.%s",
             strategy,
+            ""
+            if strategy.reduce_dtype is None
+            else f" Gradients are summed without rounding them to {strategy.reduce_dtype}.",
         )
         trace = lambda replica: _Program.trace(fn, calls[replica])  # noqa: E731
         try:

@@ -312,7 +312,8 @@ def _run_threads(
 
     def body(replica: int) -> Any:
         device = topology.primary_devices[replica]
-        with as_replica(strategy, topology, replica, has_rows=rows[replica]):
+        dtype = strategy.reduce_dtype
+        with as_replica(strategy, topology, replica, has_rows=rows[replica], reduce_dtype=dtype):
             own_args, own_kwargs = _to_device(select((args, kwargs), replica), device)
             result = fn(*own_args, **own_kwargs)
             return eager.wait_if_staged(_on_own_device(result, device))

@@ -19,7 +19,7 @@ from replicax._src.strategy.base import StrategyBase
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import AnyArray
 from replicax._src.values.reduce import Axis
-from replicax._src.values.sharded import check_shards
+from replicax._src.values.sharded import check_nothing_packs, check_shards
 from replicax._src.workers.group import current
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ class MirroredStrategy(Strategy):
             while the memory of the state is divided by the number of devices.
         reduce_dtype: The type in which gradients of sharded variables are summed, such as
             ``"bfloat16"``, which halves the bytes sent; by default the type that they have. Each
-            replica's gradient is rounded to it before the sum. Of compiled functions only.
+            replica's gradient is rounded to it before the sum. Only compiled steps do that:
+            eager replicas raise an error, and a batch of which replicas have different numbers
+            of rows is summed without rounding.
         devices_per_replica: How many consecutive devices form a replica: a number, or the names
             and sizes of their axes, such as ``{"tensor": 4, "sequence": 2}``. A replica's arrays
             are sharded over them by an `rx.tpu.LayoutMap` and `constrain`.
@@ -190,6 +192,7 @@ class MirroredStrategy(Strategy):
     ) -> None:
         _warn_of_others()
         check_shards(shards, variable_policy)
+        check_nothing_packs(reduce_dtype, cross_device_ops=cross_device_ops)
         topology = Topology.local(devices, devices_per_replica, shards or 0)
         super().__init__(topology, cross_device_ops, variable_policy, reduce_dtype)
 

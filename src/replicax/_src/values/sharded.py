@@ -319,6 +319,25 @@ def checked_reduce_dtype(dtype: Any, variable_policy: str) -> np.dtype[Any] | No
     return found
 
 
+def check_nothing_packs(reduce_dtype: Any, **choices: Any) -> None:
+    """Check that gradients are summed where `reduce_dtype` holds, in reduce-scatters.
+
+    Args:
+        reduce_dtype: The type in which a strategy sums gradients; None if it is not set.
+        choices: What makes gradients be packed or moved in another way, by the argument's name.
+
+    Raises:
+        ValueError: If it is set, and so is one of the choices.
+    """
+    given = [f"{name}={value!r}" for name, value in choices.items() if value]
+    if reduce_dtype is not None and given:
+        raise ValueError(
+            f"reduce_dtype={str(reduce_dtype)!r} is the type of the reduce-scatters of gradients,"
+            f" and {given[0]} sums gradients in another way, in the type that they have. Leave out"
+            " one of the two."
+        )
+
+
 def is_sharded_over_replicas(
     x: Any, variable_policy: str, topology: Topology | None, logical: PartitionSpec = WHOLE
 ) -> bool:
@@ -336,7 +355,10 @@ def is_sharded_over_replicas(
 
 @cached_until_resize
 def _gatherer(layout: ShardLayout, topology: Topology) -> Callable[[jax.Array], jax.Array]:
-    return per_replica_jit(layout.gathered, topology, layout.spec, PartitionSpec())
+    gather = per_replica_jit(layout.gathered, topology, layout.spec, PartitionSpec())
+    # XLA may leave the result sharded over the devices of a replica; `first` needs whole copies.
+    everywhere = NamedSharding(topology.mesh, PartitionSpec())
+    return gather if topology.cores == 1 else jax.jit(gather, out_shardings=everywhere)
 
 
 @cache

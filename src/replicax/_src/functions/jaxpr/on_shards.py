@@ -16,7 +16,8 @@ as is provably equivalent:
 A plan is built from the last equation back. It records in which forms each value is wanted: whole,
 as this replica's shard, or as its shard of the sum over the replicas. An equation without a rule is
 computed whole, from gathered inputs, and its results are sliced or summed afterwards: slower, never
-wrong. Collectives move into `scan` and `checkpoint` only, which all replicas run equally often.
+wrong. Collectives move into `scan` and `checkpoint`, which all replicas run equally often, and into
+the branches of a `cond` whose condition is provably equal on all replicas.
 """
 
 import math
@@ -244,6 +245,10 @@ class _ShardedJaxpr:
         """Whether an input is used in this form alone."""
         return self._forms(v) <= {form}
 
+    def forms_of_input(self, i: int) -> set[_Form]:
+        """Return the forms in which an input is used."""
+        return self._forms(self._jaxpr.invars[i])
+
     def _compute(self, equations: list[jaxprs.JaxprEqn], values: _Environment) -> None:
         """Compute the pending equations on whole arrays: together, which keeps their lines."""
         if not equations:
@@ -303,6 +308,7 @@ class _ShardedJaxpr:
             self._compute_moved(equation)
         elif not (
             self._compute_nested(equation, wanted)
+            or self._compute_branches(equation, wanted)
             or (_is_sum(equation) and self._compute_sums(equation, wanted))
             or (len(wanted) == 1 and self._compute_elementwise(equation, wanted[0]))
             or (len(wanted) == 1 and self._compute_reduction(equation, wanted[0]))
@@ -359,17 +365,18 @@ class _ShardedJaxpr:
             earlier = replace(form, chain=(_Link(equation), *form.chain))
             self._add(_Action(((arrays[0], earlier),), ((out, form),), lambda part: [part]))
             return True
-        by_part = None if form is None else _sharded_inputs(equation)
-        if form is None or by_part is None:
+        in_forms = None if form is None else _input_forms(equation, form)
+        if form is None or in_forms is None:
             return False
-        shape = form.part_shape
+        shape, params = form.part_shape, equation.params
 
         def call(*xs: Any) -> list[Any]:
-            if equation.primitive.name == "broadcast_in_dim":
+            if equation.primitive.name != "broadcast_in_dim":
+                return [equation.primitive.bind(*xs, **params)]
+            if jnp.size(xs[0]) == 1:
                 return [jnp.broadcast_to(jnp.reshape(xs[0], ()), shape)]
-            return [equation.primitive.bind(*xs, **equation.params)]
+            return [jax.lax.broadcast_in_dim(xs[0], shape, params["broadcast_dimensions"])]
 
-        in_forms = (form if is_part else None for is_part in by_part)
         inputs = tuple(zip(equation.invars, in_forms, strict=True))
         self._add(_Action(inputs, ((out, form),), call))
         return True
@@ -377,7 +384,9 @@ class _ShardedJaxpr:
     def _compute_reduction(self, equation: jaxprs.JaxprEqn, forms: set[_Form]) -> bool:
         """Reduce the shards of a value, then their results; False if the shards are not known."""
         combine = _REDUCTIONS.get(equation.primitive.name)
-        if combine is None or forms != {None} or not is_of_jax(equation.primitive):
+        if combine is None or not is_of_jax(equation.primitive):
+            return False
+        if any(isinstance(form, _Sum) for form in forms):
             return False
         (x,), (out,) = equation.invars, equation.outvars
         layout, axes = self._known_layout(x), equation.params["axes"]
@@ -418,7 +427,7 @@ class _ShardedJaxpr:
                 layouts.add(form if isinstance(form, ShardLayout) else None)
             else:
                 maker = self._makers.get(v)
-                by_part = _sharded_inputs(maker) if maker is not None else None
+                by_part = _full_inputs(maker) if maker is not None else None
                 if maker is None or by_part is None:
                     return None
                 pairs = zip(maker.invars, by_part, strict=True)
@@ -456,6 +465,58 @@ class _ShardedJaxpr:
 
         self._add(_Action(given, tuple(zip(equation.outvars, outs, strict=True)), call))
         return True
+
+    def _compute_branches(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
+        """Rewrite the branches of a conditional to take and return shards; False if none do.
+
+        The condition must be equal on all replicas, because branches may contain collectives.
+        """
+        if equation.primitive.name != "cond" or not is_of_jax(equation.primitive):
+            return False
+        branches = equation.params["branches"]
+        chosen, *inputs = equation.invars
+        # Inside of a loop or checkpoint it is not known whether the condition is equal.
+        if self._varies is None or any(branch.consts for branch in branches):
+            return False
+        varying = [isinstance(x, jaxprs.Var) and self._varies.get(x, True) for x in equation.invars]
+        wholes_or_shards = [_only(forms) for forms in wanted]
+        outs = [f if isinstance(f, ShardLayout) else None for f in wholes_or_shards]
+        if varying[0] or not any(outs):
+            return False
+        ins: list[_Form] = [None] * len(inputs)
+        plans = self._plan_branches(branches, ins, outs, varying[1:])
+        for i, x in enumerate(inputs):
+            forms = set[_Form]().union(*(p.forms_of_input(i) for p in plans))
+            known = self._shards.layouts.get(x) if isinstance(x, jaxprs.Var) else None
+            form = _only(forms) if forms else known
+            ins[i] = form if isinstance(form, ShardLayout) else None
+        plans = self._plan_branches(branches, ins, outs, varying[1:])
+        given = ((chosen, None), *zip(inputs, ins, strict=True))
+
+        def call(index: Any, *xs: Any) -> Sequence[Any]:
+            found: Sequence[Any] = jax.lax.switch(index, [plan.run for plan in plans], *xs)
+            return found
+
+        self._add(_Action(given, tuple(zip(equation.outvars, outs, strict=True)), call))
+        return True
+
+    def _plan_branches(
+        self, branches: Sequence[Any], ins: list[_Form], outs: list[_Form], varying: list[bool]
+    ) -> "list[_ShardedJaxpr]":
+        """Plan branches; change the forms of inputs that one of them must have whole to None."""
+        while True:
+            plans = [
+                _ShardedJaxpr(b.jaxpr, ins, outs, self._reduce_dtype, varying) for b in branches
+            ]
+            whole = [
+                i
+                for i, form in enumerate(ins)
+                if form and any(p.forms_of_input(i) - {form} for p in plans)
+            ]
+            if not whole:
+                return plans
+            for i in whole:
+                ins[i] = None
 
     def _plan_body(
         self, body: "_CalledJaxpr", ins: list[_Form], outs: list[_Form]
@@ -733,19 +794,46 @@ def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
 
 def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
     """Which inputs are shards if the result is; None if the result would then be different."""
-    name, shapes = equation.primitive.name, [x.aval.shape for x in equation.invars]
+    shapes, shape = [x.aval.shape for x in equation.invars], equation.outvars[0].aval.shape
     # Only one number: broadcasting anything larger may use other elements for other shards.
-    if name == "broadcast_in_dim":
+    if equation.primitive.name == "broadcast_in_dim":
         return (False,) if all(math.prod(s) == 1 for s in shapes) else None
-    shape = equation.outvars[0].aval.shape
-    known = [
-        s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, jaxprs.Literal)
-    ]
-    if name not in ELEMENTWISE or not is_of_jax(equation.primitive) or shape == () or any(known):
+    return _full_inputs(equation) if all(s in ((), shape) for s in shapes) else None
+
+
+def _full_inputs(equation: Any) -> tuple[bool, ...] | None:
+    """Which inputs have the shape of the result, the others being broadcast to it.
+
+    Returns:
+        None if an element of the result may depend on another element of a full input.
+    """
+    name, shape = equation.primitive.name, equation.outvars[0].aval.shape
+    if name == "broadcast_in_dim":
+        return (False,)
+    has_constants = any(isinstance(x, jaxprs.Literal) and x.aval.shape for x in equation.invars)
+    if name not in ELEMENTWISE or not is_of_jax(equation.primitive) or not shape or has_constants:
         return None
-    if any(s not in ((), shape) for s in shapes):
+    return tuple(x.aval.shape == shape for x in equation.invars)
+
+
+def _input_forms(equation: Any, form: ShardLayout) -> tuple[_Form, ...] | None:
+    """Return the forms of the inputs that give the shard of the result; None if none do."""
+    by_part = _sharded_inputs(equation)
+    if by_part is not None:
+        return tuple(form if is_part else None for is_part in by_part)
+    if form.axis is None or _full_inputs(equation) is None:
         return None
-    return tuple(s == shape for s in shapes)
+    # Such as the factors of rows and columns of Adafactor: slice those along the sharded axis.
+    rank = len(equation.outvars[0].aval.shape)
+    axes = equation.params.get("broadcast_dimensions", range(rank))
+    forms: list[_Form] = []
+    for x in equation.invars:
+        shape = x.aval.shape
+        if shape and len(shape) != len(axes):
+            return None
+        is_sliced = shape and form.axis in axes and shape[axes.index(form.axis)] != 1
+        forms.append(replace(form, shape=shape, axis=axes.index(form.axis)) if is_sliced else None)
+    return tuple(forms)
 
 
 def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
