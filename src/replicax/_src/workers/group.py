@@ -329,6 +329,7 @@ class Group:
             completed = self.completed
         has = self._since_start(self._count) if has_new else completed
         message = {"ready": self.generation, "has": has, "completed": completed}
+        message["steps"] = load.steps
         self._wire.send({**message, "planned": planned, "state": state})
         with self._changed:
             while self._next_go is None:
