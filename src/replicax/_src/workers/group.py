@@ -225,7 +225,8 @@ class Group:
 
     def offer(self, key: str, value: Any) -> None:
         """Contribute ``value`` to the `exchange` of ``key`` without waiting for the others."""
-        self._wire.send({"offer": self._qualified(key), "value": value})
+        message = {"offer": self._qualified(key), "value": value}
+        self._wire.send({**message, "generation": self.generation})
 
     def _qualified(self, key: str) -> str:
         """Return a key that no exchange of an earlier generation has used."""

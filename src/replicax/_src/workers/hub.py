@@ -349,7 +349,10 @@ class Hub:
                 member.progress.heard = time.monotonic()
                 member.connection.wire.send({"pong": member.progress.count})
             case {"offer": key, "value": value} if len(self._offers) < _MOST_QUESTIONS:
-                self._offer(str(key), index, value)
+                # A thread may still offer to an exchange of before a resize: the worker itself ends
+                # that exchange, and an answer by the workers that are left would be wrong.
+                if message.get("generation", 0) == self._resizes.generation:
+                    self._offer(str(key), index, value)
             case {"withdraw": key}:
                 self._offers.pop(str(key), None)
                 self._asked_at.pop(str(key), None)
