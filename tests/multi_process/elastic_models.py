@@ -4,8 +4,8 @@ LIBRARY is ``keras`` (`fit` with `BackupAndRestore`, in epochs of 6 steps) or ``
 `Resumable`). A worker is killed at the given point of the library, or with ``step`` before it takes
 a step; a worker that joins again is not. With ``STOP_AFTER`` in the environment, the run saves
 after that step and ends; with ``WAIT_FOR``, steps are slow while there are fewer replicas than
-that. A line for each step goes to the worker's ledger: the step, the number of replicas, and the
-bits of the weights.
+that; with ``PACE``, each takes so many seconds longer. A line for each step goes to the worker's
+ledger: the step, the number of replicas, and the bits of the weights.
 """
 
 import json
@@ -37,7 +37,8 @@ def main(*arguments):
     sizes = []
     strategy.on_resize(lambda s: sizes.append(s.num_replicas_in_sync))
     rows = np.random.default_rng(0).normal(size=(BATCH * EPOCH, 4)).astype("float32")
-    data = rx.data.Dataset.from_tensor_slices((rows, rows.sum(1, keepdims=True)))
+    # No line through these points: the weights always show which batch came last.
+    data = rx.data.Dataset.from_tensor_slices((rows, np.sin(3 * rows).sum(1, keepdims=True)))
     data = data.shuffle(30, seed=7).batch(BATCH)
 
     def begin(step):
@@ -49,6 +50,7 @@ def main(*arguments):
         name = f"{os.environ['RANK']}.{os.environ['REPLICAX_RESTART']}"
         with open(f"{folder}/ledger{name}", "a") as file:
             file.write(json.dumps(line) + "\n")
+        time.sleep(float(os.environ.get("PACE", "0")))
         if strategy.num_replicas_in_sync < int(os.environ.get("WAIT_FOR", "0")):
             time.sleep(1.0)
 

@@ -298,6 +298,20 @@ def test_training_of_a_library_equals_one_with_the_same_workers(tmp_path, librar
 
 @slow
 @pytest.mark.multi_process
+@pytest.mark.parametrize("library", ["", "keras"])
+def test_survivors_go_on_when_a_worker_is_lost_while_it_saves(tmp_path, library):
+    # Every step begins a save, and waits for the one before it, outside of a step.
+    steps = 12
+    done = launch(tmp_path, "1:2", "1@commit-write@2", steps=steps, library=library, EVERY="1")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "was not completed, as a worker was lost" in said
+    assert sizes(ledger(tmp_path))[-1] == 1
+    assert sorted(ledger(tmp_path)) == list(range(1, steps + 1))
+
+
+@slow
+@pytest.mark.multi_process
 def test_batch_per_replica_scales_and_every_example_is_used_once(tmp_path):
     done = launch(tmp_path, "1:3", "1@step@4", "2@barrier@6", steps=STEPS, PER_REPLICA="4")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._src.cluster.checks import RollCallError
+from replicax._src.cluster.checks import RollCallError, WorkerLostError
 from replicax._src.files import storage
 from replicax._src.files.paths import is_url, user_path
 from replicax._src.integrations import keras_private as private
@@ -366,8 +366,16 @@ class _Backup:
     def save(self) -> None:
         """Save a backup; after the last batch of an epoch, defer it to the end of the epoch."""
         self.is_due = self.fit.is_between
-        if not self.is_due:
+        if self.is_due:
+            return
+        try:
             self._manager.save()
+        except WorkerLostError:
+            group = _group.current()
+            if group is None or not group.may_resize:
+                raise
+            # The next step goes on without that worker, and the next backup is complete.
+            log.warning("A backup was not completed, as a worker was lost.")
 
 
 _backups: weakref.WeakKeyDictionary[Any, _Backup] = weakref.WeakKeyDictionary()
