@@ -7,6 +7,7 @@
 #   make test-slow  the tests that `make test` leaves out
 #   make test-workers  all tests of several processes
 #   make chaos      300 faults in trainings that are started again and again; a table of what came of it
+#   make recovery   the time from a killed worker to the next step, elastic and with a restart
 #   make chaos-stores  the part of it that commits to emulated object stores
 #   make peers      the same faults in replicax, TensorFlow and torch DDP; a table (large downloads)
 #   make soak       long and large runs: memory, files and threads stay as they are
@@ -48,7 +49,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest pytest-core test-core test-slow test-workers chaos chaos-stores peers soak \
+.PHONY: constraints demo dist test lint pytest pytest-core test-core test-slow test-workers chaos recovery chaos-stores peers soak \
     test-clusters test-stores test-foreign test-flax test-jax test-keras test-public test-newest test-nightly test-oldest test-with docs bench bench-quick clean
 
 demo: $(VENV)/.demo
@@ -144,9 +145,13 @@ test-stores: $(VENV)-stores/.done
 	$(VENV)-stores/bin/python -m pytest -q $(PATIENT) -m stores tests/stores
 
 CHAOS ?= --faults 300
+CHAOS_ELASTIC ?= --faults 300 --seconds 7200
 chaos: $(VENV)/.dev chaos-stores
 	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
 	PYTHONPATH=$(CURDIR) python -m tests.chaos.elastic $(CHAOS_ELASTIC)
+
+recovery: $(VENV)/.dev
+	PYTHONPATH=$(CURDIR) python -m tests.chaos.recovery $(RECOVERY)
 
 CHAOS_STORES ?= --faults 28 --each 7
 chaos-stores: $(VENV)-stores/.done

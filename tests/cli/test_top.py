@@ -21,6 +21,7 @@ from replicax._src.cli.report import Reporter, Samples
 from replicax._src.cli.top import launched, table
 from replicax._src.workers import run_registry
 from replicax._src.workers.join import HubProcess, statuses
+from replicax._src.workers.membership import MembershipLog
 from tests.workers.test_hub import options
 
 # Steps until it is told to stop; the first attempt of worker 1 fails with a name that is markup.
@@ -249,6 +250,28 @@ def test_what_workers_say_cannot_steer_the_terminal():
     assert "\x1b" not in text
     assert "\x07" not in text
     assert all(figure in text for figure in ("12", "1.50", "25 %", "2 KiB", "2 not here yet"))
+
+
+def test_membership_of_an_elastic_run_is_shown(tmp_path):
+    log = MembershipLog()
+    log.add(0, 1.0, [0, 1, 2])
+    assert log.total({0: 12, 2: 12}) == 12
+    log.add(12, 9.0, [0, 2], cause="Worker 1 <is> gone.")
+    log.add(20, 30.0, [0, 1, 2], [1])
+    assert log.total({1: 5}) == 25  # a worker counts only the steps since it has joined
+    status = {**STATUS, "most": 3, "membership": log.entries}
+
+    text = str(table(status, "run"))
+    assert "0 1 2 from step 1, 0 2 from step 13, 0 1 2 from step 21" in " ".join(text.split())
+
+    reporter = Reporter(tmp_path / "run.html", "train.py")
+    reporter.begin("127.0.0.1:1", "token")
+    reporter._add_status(reporter.attempts[0], status)
+    reporter.end(0)
+    page_text = reporter.page()
+    assert "<h2>Membership</h2>" in page_text
+    assert "Worker 1 &lt;is&gt; gone." in page_text
+    assert "Membership" not in Reporter(tmp_path / "run.html", "train.py").page()
 
 
 def test_a_page_needs_no_other_file_and_its_tags_are_closed(tmp_path):

@@ -1,6 +1,7 @@
 """Distributed datasets and their iterators, on the devices."""
 
 import gc
+import itertools
 import json
 import threading
 
@@ -252,6 +253,60 @@ def test_a_state_of_a_function_s_dataset_is_refused_with_another_number_of_repli
         again.restore_state(iterator.save_state())
 
     assert flat(local(four, next(again))) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@given(st.data(), st.integers(1, 40), st.integers(1, 4))
+@settings(max_examples=30)
+def test_batches_per_replica_are_each_used_once_by_any_numbers_of_replicas(data, rows, size):
+    """Law: however the replicas change between steps, the rows come in the dataset's order."""
+    dataset = rx.data.Dataset.range(rows).shuffle(7, seed=3).batch(size)
+    seen, state = [], None
+    while len(seen) < rows:
+        count = data.draw(st.sampled_from([1, 2, 3, 4]))
+        strategy = mirrored(count)
+        batches = strategy.experimental_distribute_dataset(dataset, batch="per_replica")
+        iterator = iter(batches)
+        if state is not None:
+            iterator.restore_state(json.loads(json.dumps(state)))
+        for batch in itertools.islice(iterator, data.draw(st.integers(1, 3))):
+            before = len(seen)
+            parts = local(strategy, batch)
+            seen += flat(parts)
+            if len(seen) < rows:
+                assert [len(part) for part in parts] == [size] * count
+            assert len(seen) == min(rows, before + size * count)
+        state = iterator.save_state()
+
+    assert seen == [int(x) for x in rx.data.Dataset.range(rows).shuffle(7, seed=3)]
+
+
+def test_batches_per_replica_count_steps_and_keep_their_state_apart(two):
+    dataset = rx.data.Dataset.range(10).batch(2)
+    each = two.experimental_distribute_dataset(dataset, batch="per_replica")
+
+    assert len(each) == 3
+    with pytest.raises(ValueError, match=r"A step took a batch for each replica \(batch="):
+        iter(two.experimental_distribute_dataset(dataset)).restore_state(iter(each).save_state())
+    with pytest.raises(ValueError, match='pass batch="global"'):
+        two.experimental_distribute_dataset(dataset, batch="local")
+
+
+def test_a_batch_per_replica_that_fails_is_left_out_and_cannot_be_saved(two):
+    def bad(x):
+        if x == 2:
+            raise KeyError("two")
+        return x
+
+    dataset = rx.data.Dataset.range(6).map(bad).batch(1)
+    iterator = iter(two.experimental_distribute_dataset(dataset, batch="per_replica"))
+    seen = flat(local(two, next(iterator)))
+    with pytest.raises(Exception, match="two"):
+        next(iterator)
+    seen += [x for batch in iterator for x in flat(local(two, batch))]
+
+    assert seen == [0, 1, 3, 4, 5]
+    with pytest.raises(ValueError, match="its position cannot be saved"):
+        iterator.save_state()
 
 
 def test_a_state_of_something_else_is_refused(two):

@@ -3,7 +3,9 @@
 A worker is killed at the given point of the library, with ``step`` before it takes a step, or gets
 SIGTERM with ``term`` then; a worker that joins again does not. With ``STOP_AFTER`` in the
 environment, the run commits after that step and ends; with ``WAIT_FOR``, steps are slow while there
-are fewer replicas than that; with ``PACE``, each takes so many seconds longer. A line for each step
+are fewer replicas than that; with ``PACE``, each takes so many seconds longer; with
+``PER_REPLICA``, each replica takes as many rows as that. ``ON_READ`` is the aggregation of a
+variable with a value for each replica, which counts the steps of all replicas. A line for each step
 goes to the worker's ledger: the step, the number of replicas, this worker's examples, and the bits
 of the loss and the weights.
 """
@@ -42,9 +44,14 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
         seen = None
         if os.environ.get("ON_READ"):
             on_read = rx.VariableSynchronization.ON_READ
-            seen = rx.Variable(0.0, synchronization=on_read, aggregation=rx.VariableAggregation.SUM)
-    data = rx.data.Dataset.range(len(rows)).shuffle(30, seed=7).batch(BATCH)
-    batches = iter(strategy.experimental_distribute_dataset(data))
+            how = rx.VariableAggregation[os.environ["ON_READ"]]
+            seen = rx.Variable(0.0, synchronization=on_read, aggregation=how)
+    data = rx.data.Dataset.range(len(rows)).shuffle(30, seed=7)
+    if each := int(os.environ.get("PER_REPLICA", "0")):
+        spread = strategy.experimental_distribute_dataset(data.batch(each), batch="per_replica")
+    else:
+        spread = strategy.experimental_distribute_dataset(data.batch(BATCH))
+    batches = iter(spread)
     held = [weights, speed, count, batches]  # what a program holds stays the same objects
     sizes = []
     strategy.on_resize(lambda s: sizes.append(s.num_replicas_in_sync))
@@ -54,6 +61,8 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
 
         def loss_fn():
             errors = jnp.square(x @ weights.value() - 1.0)
+            if each:
+                return rx.nn.mean_loss(errors)
             return rx.nn.compute_average_loss(errors, global_batch_size=BATCH)
 
         loss, (gradient,) = rx.value_and_grad(loss_fn, [weights])()
@@ -81,7 +90,9 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
             file.write(json.dumps(line) + "\n")
 
     state = {"w": weights, "s": speed, "n": count, "d": batches}
-    with rx.train.Resumable(f"{folder}/commits", every=2, **state) as run:
+    with rx.train.Resumable(
+        f"{folder}/commits", every=int(os.environ.get("EVERY", "2")), **state
+    ) as run:
         while int(count) < last:
             if number := dies_before.pop(int(count) + 1, 0):
                 os.kill(os.getpid(), number)
@@ -98,8 +109,12 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
         if "STOP_AFTER" in os.environ:
             run.commit()
     assert held == [weights, speed, count, batches]
-    assert train.experimental_get_tracing_count() <= 1 + len(sizes)
-    sys.stdout.write(f"sizes {sizes} chief {strategy.is_chief}\n")
+    # A batch that is in use when a worker is lost has a program of its own: it keeps its rows, and
+    # stays a per-replica value when one replica is left.
+    assert train.experimental_get_tracing_count() <= 1 + 2 * len(sizes)
+    can_read = seen is not None and os.environ["ON_READ"] != "NONE"
+    total = f" total {float(seen.read_value())}" if can_read else ""
+    sys.stdout.write(f"sizes {sizes} chief {strategy.is_chief}{total}\n")
 
 
 if __name__ == "__main__":

@@ -19,15 +19,17 @@ from tests.multi_process.gang import left_behind
 
 BATCH, STEPS = 12, 8
 TRAINEE = str(Path(__file__).with_name("elastic.py"))
+LIBRARIES = str(Path(__file__).with_name("elastic_models.py"))
 slow = pytest.mark.slow
 
 
-def launch(folder, workers, *plan, options=("--elastic",), steps=STEPS, **variables):
+def launch(folder, workers, *plan, options=("--elastic",), steps=STEPS, library="", **variables):
     folder.mkdir(exist_ok=True)
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RX_TEST_MARK": str(folder)}
     env |= {"PYTHONPATH": str(Path(replicax.__file__).parents[1]), **variables}
     command = [sys.executable, "-m", "replicax", "launch", "--workers", workers, *options]
-    command += [TRAINEE, str(folder), str(steps), *plan]
+    command += [LIBRARIES, library] if library else [TRAINEE]
+    command += [str(folder), str(steps), *plan]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -258,13 +260,101 @@ def test_losses_at_every_point_of_a_step(tmp_path, form):
 
 @slow
 @pytest.mark.multi_process
+@pytest.mark.parametrize("library", ["keras", "nnx"])
+def test_training_of_a_library_equals_one_with_the_same_workers(tmp_path, library):
+    """A worker is killed in the middle of an epoch, is started again, and joins the other."""
+    steps = 12
+    options = (*JOINS, "--wait", "250")
+    done = launch(
+        tmp_path / "elastic", "2:2", "0@step@4", options=options, steps=steps, library=library
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    assert "[worker 1] sizes [1, 2] chief True" in said
+    assert "[worker 0] sizes [2] chief False" in said
+    found = ledger(tmp_path / "elastic")
+    changes = list(itertools.accumulate(len(list(g)) for _, g in itertools.groupby(sizes(found))))
+    assert len(changes) == 3
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    for workers, last in zip(("2", "1", "2"), map(str, changes), strict=True):
+        reference = launch(
+            *(tmp_path / "reference", workers),
+            options=(),
+            steps=steps,
+            library=library,
+            STOP_AFTER=last,
+        )
+        assert reference.returncode == 0, reference.stdout + reference.stderr
+    expected = ledger(tmp_path / "reference")
+    assert sorted(found) == list(range(1, steps + 1)) == sorted(expected)
+    for k in found:
+        assert len({str(line) for line in [*found[k], *expected[k]]}) == 1, k
+    # The metrics of the last epoch, too.
+    results = [line.partition("{")[2] for line in (said + reference.stdout).splitlines()]
+    assert len({text for text in results if text}) == 1
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("library", ["", "keras"])
+def test_survivors_go_on_when_a_worker_is_lost_while_it_saves(tmp_path, library):
+    # Every step begins a save, and waits for the one before it, outside of a step.
+    steps = 12
+    done = launch(tmp_path, "1:2", "1@commit-write@2", steps=steps, library=library, EVERY="1")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "was not completed, as a worker was lost" in said
+    assert sizes(ledger(tmp_path))[-1] == 1
+    assert sorted(ledger(tmp_path)) == list(range(1, steps + 1))
+
+
+@slow
+@pytest.mark.multi_process
+def test_batch_per_replica_scales_and_every_example_is_used_once(tmp_path):
+    done = launch(tmp_path, "1:3", "1@step@4", "2@barrier@6", steps=STEPS, PER_REPLICA="4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = ledger(tmp_path)
+    complete = [k for k in found if len(found[k]) == found[k][0][0]]
+    # The batch in which a worker was lost keeps its rows, also for the others.
+    for k in complete:
+        size = found[k][0][0]
+        was_lost = k > 1 and found[k - 1][0][0] != size
+        assert len(examples(found[k])) == 4 * (found[k - 1][0][0] if was_lost else size)
+    ids = np.concatenate(
+        list(replicax.data.Dataset.range(BATCH * STEPS).shuffle(30, seed=7).batch(1))
+    ).tolist()
+    for k in sorted(found):  # the stream goes on where the step before ended
+        rows = 12 if k <= 4 else 8
+        if k > 6:
+            break
+        mine, ids = ids[:rows], ids[rows:]
+        assert set(examples(found[k])) <= set(mine)
+        if k in complete:
+            assert sorted(mine) == examples(found[k])
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+def test_total_of_the_copies_survives_a_loss(tmp_path):
+    done = launch(tmp_path, "1:2", "1@step@4", ON_READ="SUM")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = ledger(tmp_path)
+    assert sizes(found) == [2] * 3 + [1] * 5
+    assert f"sizes [1] chief True total {float(sum(sizes(found)))}" in done.stdout
+
+
+@slow
+@pytest.mark.multi_process
 def test_state_that_would_be_lost_falls_back_to_a_restart(tmp_path):
     options = ("--elastic", "--max-restarts", "1")
-    done = launch(tmp_path, "1:2", "1@step@4", options=options, ON_READ="1")
+    done = launch(tmp_path, "1:2", "1@step@4", options=options, ON_READ="NONE")
 
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
-    assert "has a value for each replica (synchronization ON_READ)" in said
+    assert "has a value for each replica (synchronization ON_READ, aggregation NONE)" in said
     assert "starting all workers again (restart 1 of 1)" in said
     assert bits(ledger(tmp_path)[STEPS])
 

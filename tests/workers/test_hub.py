@@ -123,6 +123,23 @@ def test_workers_come_and_go_in_peace():
         assert heard(a, "pong") == 1
 
 
+def test_offer_of_before_a_resize_is_not_answered_by_the_workers_that_are_left():
+    """A checkpoint that was being written would be committed without the lost worker's part."""
+    told = options(2, least_workers=1)
+    process = HubProcess(told)
+    with worker(told.address, 0, 2) as a:
+        with worker(told.address, 1, 2) as b:
+            heard(a, "go")
+            heard(b, "go")
+        heard(a, "report")  # b is gone
+        a.send({"ready": 0, "has": 0, "completed": 0})
+        assert heard(a, "go")["generation"] == 1
+        a.send({"offer": "checkpoint 1, 2", "value": "of a", "generation": 0})
+        a.send({"offer": "1:checkpoint 1, 2", "value": "of a", "generation": 1})
+        assert heard(a, "answer") == "1:checkpoint 1, 2"
+    process.end()
+
+
 # Readers.
 
 

@@ -48,6 +48,7 @@ class Attempt:
         cause: The launcher's explanation of a failure.
         news: The hub's reports on workers that were lost, left, or ran something else.
         slow: The hub's reports on workers for which the others waited.
+        membership: The workers of an elastic run over time; see `MembershipLog`.
         workers: The samples of each worker, by index.
     """
 
@@ -57,6 +58,7 @@ class Attempt:
     cause: str = ""
     news: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
+    membership: list[Message] = field(default_factory=list)
     workers: dict[int, Samples] = field(default_factory=dict)
 
 
@@ -108,6 +110,7 @@ class Reporter:
     def _add_status(self, attempt: Attempt, status: Message) -> None:
         attempt.news = [str(text) for text in status["news"]]
         attempt.slow += [t for t in map(str, status.get("slow", ())) if t not in attempt.slow]
+        attempt.membership = status["membership"] if status.get("most") else []
         for worker in status["workers"]:
             samples = attempt.workers.setdefault(int(worker["index"]), Samples())
             samples.add(self._now(), worker)
@@ -131,11 +134,23 @@ class Reporter:
             _chart(self.attempts, 2, "seconds waited"),
             "<h2>Workers</h2>",
             html_table(_WORKER_COLUMNS, _worker_rows(self.attempts)),
+            self._membership(),
             "<h2>Attempts</h2>",
             html_table(_ATTEMPT_COLUMNS, map(_attempt_row, range(99), self.attempts)),
             f'<p class="soft">{_MEASURED}</p>',
         ]
         return page(f"Run of {self._program}", "\n".join(body))
+
+    def _membership(self) -> str:
+        rows = [
+            (
+                *(str(number), str(e["steps"]), f"{e['seconds']:.1f} s", str(len(e["workers"]))),
+                *(" ".join(map(str, e["workers"])), str(e["cause"])),
+            )
+            for number, attempt in enumerate(self.attempts)
+            for e in attempt.membership
+        ]
+        return f"<h2>Membership</h2>{html_table(_MEMBERSHIP_COLUMNS, rows)}" if rows else ""
 
     def _causes(self) -> str:
         sections = []
@@ -182,6 +197,9 @@ _MEASURED = (
 _WORKER_COLUMNS = (
     *("attempt", "worker", "machine", "state", ">steps", ">steps/s, all over"),
     *(">waited", ">of its time", ">memory"),
+)
+_MEMBERSHIP_COLUMNS = (
+    *("attempt", ">after steps", ">after", ">number", "workers from then on", "~cause"),
 )
 _ATTEMPT_COLUMNS = ("attempt", ">began", ">lasted", "exit code")
 

@@ -20,6 +20,7 @@ from replicax._src.cluster.checks import ClusterError
 from replicax._src.files.paths import local_file
 from replicax._src.workers import sessions
 from replicax._src.workers.join import statuses
+from replicax._src.workers.membership import describe
 from replicax._src.workers.run_registry import FOLDER, RUN_FILE, TOKEN_FILE
 from replicax._src.workers.settings import TOKEN_FILE_VARIABLE, read_token
 from replicax._src.workers.wire import Message
@@ -121,6 +122,7 @@ def table(status: Message, name: str) -> Sheet:
         ("workers", f"{status['size']}{come}"),
         ("since", f"{float(status['seconds']):.0f} s"),
         *_shares(workers),
+        *((("membership", describe(status["membership"])),) if status.get("most") else ()),
     )
     columns = (
         *("worker", "~pid, machine", ">step", ">steps/s", ">input wait", ">memory", ">silent"),

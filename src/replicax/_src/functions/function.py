@@ -60,6 +60,7 @@ from replicax._src.state.hooks import births
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_carried
 from replicax._src.topology.mesh import Topology
+from replicax._src.values.origins import has_origin, remade
 from replicax._src.values.per_replica import is_opaque
 from replicax._src.workers import elastic
 
@@ -220,9 +221,13 @@ class Function(Generic[_P, _R_co]):
             try:
                 return self._run(take_apart(args, kwargs, orders_keywords=self._orders_keywords))
             except elastic.StepInterrupted as interrupted:
-                recovery = elastic.recover(interrupted, lambda: _check_movable(args, kwargs))
+                recovery = elastic.recover(
+                    interrupted, functools.partial(_check_movable, args, kwargs)
+                )
                 if recovery.is_committed:
                     return recovery.result
+                if any(map(has_origin, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
+                    args, kwargs = jax.tree.map(remade, (args, kwargs), is_leaf=is_opaque)
 
     def forget_programs(self) -> None:
         """Drop all programs: the devices have changed."""
@@ -385,7 +390,8 @@ def _check_movable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_opaque):
         is_array = isinstance(x, jax.Array) and not is_opaque(x)
-        if is_array and not x.is_fully_addressable and not x.is_fully_replicated:
+        is_divided = is_array and not x.is_fully_addressable and not x.is_fully_replicated
+        if is_divided and not has_origin(x):
             raise elastic.CannotResizeError(
                 f"An argument of shape {x.shape} is divided over the workers, and the lost worker"
                 " had a part of it."

@@ -4,9 +4,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from math import prod
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -25,7 +27,7 @@ from replicax._src.functions.jaxpr.lift import MAY_RAISE, Lifted, host_calls, ou
 from replicax._src.functions.modes import PythonFallback
 from replicax._src.functions.signature import Arguments
 from replicax._src.state.agreement import divergence_message
-from replicax._src.state.cell import variable_lock
+from replicax._src.state.cell import Cell, variable_lock
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_cells
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
@@ -88,7 +90,9 @@ class Program:
             state = [*changed, *read_only]
             call = lifted.call if alone else lifted.with_consts(closed_over)
             results = call(*args, *(state[i] for i in order))
-            return [results[i] for i in new_at], results[:num_outs]
+            new = [results[i] for i in new_at]
+            copies = [x for x, c in zip(new, self.written, strict=True) if c in self._copied]
+            return [*new, *([_packed(copies)] if copies else [])], results[:num_outs]
 
         pure.__name__ = pure.__qualname__ = name
         # A call that may fail at run time must leave the variables unchanged, so it cannot donate.
@@ -106,6 +110,8 @@ class Program:
         self.donates = not self._may_fail and not self._is_elastic
         donate = (0,) if self.donates else ()
         self._changes = bool(self.written or self._taken)
+        # The copies of all workers' replicas, which would be lost with a worker.
+        self._copied = [c for c in self.written if self._is_elastic and _is_packable(c)]
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._call: Callable[..., Any] = self._first_call
         self._label = name
@@ -196,9 +202,11 @@ class Program:
 
     def _commit(self, new: Sequence[Any]) -> None:
         """Store the new values of variables, and advance the iterators."""
-        for cell, value in zip(self.written, new, strict=True):
+        for cell, value in zip(self.written, new, strict=False):
             cell.value = value
             cell.owned = True
+        if self._copied:  # the last output
+            _note_copies(self._copied, new[-1])
         for iterator, count in self._taken.items():
             iterator.consume(count)
 
@@ -295,7 +303,10 @@ class Program:
         if topology is None:
             return None
         return (
-            [c.sharding if c.topology else topology.mirrored for c in self.written],
+            [
+                *(c.sharding if c.topology else topology.mirrored for c in self.written),
+                *([topology.mirrored] if self._copied else []),
+            ],
             [topology.stacked if s else topology.mirrored for s in self.outputs.stacked],
         )
 
@@ -391,6 +402,35 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
         placed: jax.Array = jax.device_put(x, topology.mirrored)
         return placed
     return replicate(x, topology)
+
+
+def _is_packable(cell: Cell) -> bool:
+    """Whether `_packed` takes the copies of a cell."""
+    names = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint32"}
+    return cell.per_replica and cell.dtype.name in names
+
+
+def _packed(copies: Sequence[Any]) -> Any:
+    """Return the bytes of stacked arrays as one array with a row for each replica.
+
+    One array, because each one that all workers receive is an all-gather.
+    """
+    rows = [jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(x.shape[0], -1) for x in copies]
+    return jnp.concatenate(rows, axis=1)
+
+
+def _note_copies(cells: Sequence[Cell], packed: jax.Array) -> None:
+    """Record the copies of `cells`, which `packed` contains."""
+    end = 0
+    for cell in cells:
+        begin, end = end, end + prod(cell.shape) * cell.dtype.itemsize
+
+        def copies(cell: Cell = cell, begin: int = begin, end: int = end) -> np.ndarray:
+            rows = np.ascontiguousarray(np.asarray(first(packed))[:, begin:end])
+            found: np.ndarray = rows.view(cell.dtype).reshape(len(rows), *cell.shape)
+            return found
+
+        cell.note_copies(copies)
 
 
 def step_barrier(topology: Topology) -> jax.Array:

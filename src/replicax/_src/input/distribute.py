@@ -16,12 +16,19 @@ from replicax._src.base.types import TensorSpec
 from replicax._src.data.dataset import Dataset
 from replicax._src.data.node import INFINITE_CARDINALITY
 from replicax._src.data.optional import Failed
+from replicax._src.data.options import AutoShardPolicy
 from replicax._src.input.autoshard import WorkerPart, shard
-from replicax._src.input.distributed_dataset import DistributedDataset, Pipeline, distributed_spec
+from replicax._src.input.distributed_dataset import (
+    SCALED,
+    DistributedDataset,
+    Pipeline,
+    distributed_spec,
+)
 from replicax._src.input.feed import Feed
-from replicax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from replicax._src.input.options import Batch, InputContext, InputOptions, InputReplicationMode
 from replicax._src.input.sources import CoordinatedReading, DatasetSource, InputSource, source_of
 from replicax._src.input.split import (
+    Grouped,
     Share,
     Step,
     catch_failures,
@@ -38,7 +45,12 @@ _has_warned = False
 
 
 def distribute_dataset(
-    dataset: Any, options: InputOptions | None, topology: Topology, *, in_order: bool = False
+    dataset: Any,
+    options: InputOptions | None,
+    topology: Topology,
+    *,
+    in_order: bool = False,
+    batch: Batch = "global",
 ) -> DistributedDataset:
     """Return a distributed dataset that splits each global batch over the replicas.
 
@@ -48,44 +60,71 @@ def distribute_dataset(
         topology: The devices of the replicas.
         in_order: Whether replica i gets the i-th chunk of a batch that all workers read; otherwise
             workers take chunks in turn, as in TensorFlow.
+        batch: Whether a batch of ``dataset`` is the one of all replicas, or of one replica.
 
     Raises:
+        ValueError: If ``batch`` is neither.
         NotImplementedError: If `options` ask for one dataset per replica, which needs a function.
     """
+    if batch not in ("global", "per_replica"):
+        raise ValueError(
+            f'batch={batch!r} is not known: pass batch="global" if the dataset is batched by the'
+            ' global batch size, or batch="per_replica" if by that of each replica.'
+        )
     options = options or InputOptions()
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise NotImplementedError(
             "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
-    return DistributedDataset(_pipeline_of_dataset(dataset, options, topology, in_order=in_order))
+    return DistributedDataset(
+        _pipeline_of_dataset(
+            dataset, options, topology, in_order=in_order, is_scaled=batch == "per_replica"
+        )
+    )
 
 
 def _pipeline_of_dataset(
-    dataset: Any, options: InputOptions, topology: Topology, *, in_order: bool
+    dataset: Any, options: InputOptions, topology: Topology, *, in_order: bool, is_scaled: bool
 ) -> Pipeline:
-    """Return the pipeline that splits each global batch over the replicas."""
-    share = Share.of(topology, in_order=in_order)
+    """Return the pipeline that splits each global batch over the replicas.
+
+    If it ``is_scaled``, a global batch is a batch of the dataset for each replica.
+    """
+    # A group of batches is divided in their order: each replica gets one of them.
+    share = Share.of(topology, in_order=in_order or is_scaled)
     _warn_if_array_looks_like_batch(dataset, share)
     feed = Feed(topology, share.total > 1, bool(options.experimental_fetch_to_device))
     source = source_of(dataset)
     part: WorkerPart | None = None
     if isinstance(source, DatasetSource):
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
+        if is_scaled:  # all workers read all batches, and each takes its own of them
+            policy = _data_policy(policy)
         part = shard(source.dataset.node, policy, share)
-        source = DatasetSource(Dataset(part.node), source.dataset, feed.buffers.new)
+        new = None if is_scaled else feed.buffers.new
+        source = DatasetSource(Dataset(part.node), source.dataset, new)
     shared = part is None or part.every_worker_reads_all
     reading = CoordinatedReading(share, source, shared)
-    steps = _StepFactory(reading, part.batch_size if part else None)
+    steps = (
+        _GroupFactory(reading)
+        if is_scaled
+        else _StepFactory(reading, part.batch_size if part else None)
+    )
 
     def spec() -> Any:
         local = source.element_spec
         leading = _leading_size(local, share, source.cardinality)
+        if is_scaled:
+            is_even = share.total == 1 or source.cardinality == INFINITE_CARDINALITY
+            leading = True if is_even else None
         return distributed_spec(local, feed, leading=leading)
 
     depth = len(topology.local_replicas) * options.experimental_per_replica_buffer_size
     count = source.cardinality if shared or share.workers == 1 else reading.cardinality
     parts = (1 if shared else share.workers, 1)
+    if is_scaled:
+        count, parts = -(-count // share.total) if count > 0 else count, SCALED
     fixed = ""
     if not shared:
         fixed = (
@@ -96,8 +135,52 @@ def _pipeline_of_dataset(
             "The number of steps of a distributed dataset is unknown, or it is another library's;"
             " use an `rx.data` dataset, and `assert_cardinality` or `repeat()` after `filter`."
         )
-    rebuild = partial(_pipeline_of_dataset, dataset, options, topology, in_order=in_order)
-    return Pipeline(steps, feed, spec, count, depth, parts, reading.wait_context, rebuild, fixed)
+    rebuild = partial(
+        _pipeline_of_dataset, dataset, options, topology, in_order=in_order, is_scaled=is_scaled
+    )
+    per_step = share.total if is_scaled else 1
+    return Pipeline(
+        steps, feed, spec, count, depth, parts, reading.wait_context, rebuild, fixed, per_step
+    )
+
+
+def _data_policy(policy: AutoShardPolicy) -> AutoShardPolicy:
+    """Return the policy with which all workers read all.
+
+    Raises:
+        ValueError: If the dataset asks for another one.
+    """
+    if policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
+        raise ValueError(
+            f'batch="per_replica" needs AutoShardPolicy.DATA, and the dataset has {policy.name}:'
+            " all workers must read the same batches, so that they can be divided over another"
+            " number of replicas. Set `options.experimental_distribute.auto_shard_policy`."
+        )
+    return AutoShardPolicy.DATA
+
+
+@dataclass(frozen=True)
+class _GroupFactory:
+    """Creates the steps of one pass over a dataset of per-replica batches.
+
+    Attributes:
+        reading: The source, which all workers read, and the coordination with them.
+    """
+
+    reading: CoordinatedReading
+
+    def __call__(
+        self, state: Any, skip: int, stop: Event, first: int = 0
+    ) -> tuple[Iterator[Step], Any]:
+        reading, share = self.reading, self.reading.share
+        most = reading.source.cardinality  # the last step may have had fewer batches
+        elements, begin_state = reading.open(state, skip if most < 0 else min(skip, most))
+        if share.total == 1 and not first:
+            return whole_elements(elements), begin_state
+        groups = Grouped(elements, share.total, first)
+        if share.total == 1:
+            return whole_elements(groups), begin_state
+        return reading.align(split_batches(groups, share), stop), begin_state
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from replicax._src.workers.watchdog import load
 _STATE_VERSION = 3
 K = TypeVar("K")
 V = TypeVar("V")
+SCALED = (1, 0)  # the `parts` of a pipeline that takes a batch for each replica
 INPUT_MARK = "replicax.input"  # the name of a wait for an element in JAX profiler traces
 
 
@@ -50,7 +51,8 @@ class Pipeline:
     Attributes:
         steps: Starts a pass on the host. Takes the state of an earlier pass or None, the number of
             steps to skip, and an event that is set when the steps are no longer needed; returns
-            the steps and the state of the pass.
+            the steps and the state of the pass. If `is_scaled`, it skips elements of the dataset
+            instead of steps, and takes the number of elements of the first step.
         feed: Puts a step on the devices.
         spec: Returns the spec of a step; evaluated lazily because it may read the first element.
         cardinality: The number of steps, or a negative constant of `rx.data`.
@@ -60,9 +62,10 @@ class Pipeline:
         wait_context: Returns a context for waiting for a step that workers must agree on.
         rebuild: Returns this pipeline for the workers that are left of an elastic run.
         fixed_to_workers: Why it cannot be rebuilt for other workers; "" if it can.
+        per_step: How many elements of the dataset make a step.
     """
 
-    steps: Callable[[Any, int, threading.Event], tuple[Iterator[Step], Any]]
+    steps: Callable[..., tuple[Iterator[Step], Any]]
     feed: Feed
     spec: Callable[[], Any]
     cardinality: int
@@ -71,6 +74,12 @@ class Pipeline:
     wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
     rebuild: Callable[[], Pipeline] | None = None
     fixed_to_workers: str = ""
+    per_step: int = 1
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a step takes an element for each replica, however many there are."""
+        return self.parts == SCALED
 
     def __post_init__(self) -> None:
         if elastic.is_on():
@@ -187,6 +196,11 @@ class DistributedDataset(Generic[T_co]):
             raise AttributeError(name)
 
 
+def is_scaled(dataset: DistributedDataset[Any]) -> bool:
+    """Whether a step takes a batch of the dataset for each replica."""
+    return dataset._pipeline.is_scaled  # noqa: SLF001 - its own module
+
+
 class DistributedIterator(Ahead, Generic[T_co]):
     """One pass over a distributed dataset.
 
@@ -205,6 +219,10 @@ class DistributedIterator(Ahead, Generic[T_co]):
         self._is_paused = False
         # The per-replica values of the element taken last: the position behind it, and references.
         self._last: tuple[int, list[tuple[int, weakref.ref[PerReplica]]]] = (0, [])
+        # The elements before the position are this plus `per_step` for each step: not 0 if earlier
+        # steps had another number of replicas.
+        self._base = 0
+        self._per_step = pipeline.per_step  # of the present pass
         self._elements: Prefetch = self._open(None)
         if elastic.is_on():
             _iterators.add(self)
@@ -277,15 +295,34 @@ class DistributedIterator(Ahead, Generic[T_co]):
         """Return the position of this iterator as a small, JSON-serializable dict.
 
         Under the DATA policy, it can be restored with a different number of workers or replicas.
+
+        Raises:
+            InvalidArgumentError: If an element has failed, and a step takes one for each replica.
         """
         with self.lock:
-            return {
+            state = {
                 "version": _STATE_VERSION,
                 "steps": self._position,
                 "errors": self._errors,
                 "parts": list(self._pipeline.parts),
                 "source": self._state,
             }
+            if self._pipeline.is_scaled:
+                self._refuse_errors()
+                state["elements"] = self._elements_before()
+            return state
+
+    def _elements_before(self) -> int:
+        """Return the number of elements of the dataset before the position."""
+        return self._base + self._position * self._per_step
+
+    def _refuse_errors(self) -> None:
+        if self._errors:
+            raise InvalidArgumentError(
+                f'{self._errors} batch(es) of a dataset with batch="per_replica" failed, and their'
+                " place among the others is not known: its position cannot be saved. Leave them"
+                ' out with `dataset.ignore_errors()`, or use batch="global".'
+            )
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Move to the position that `save_state` returned, possibly in another process.
@@ -312,9 +349,11 @@ class DistributedIterator(Ahead, Generic[T_co]):
             )
         steps, errors = counted(state, "steps", "errors")
         with self.lock:
-            elements = self._open(state.get("source"), steps, errors)
+            count = counted(state, "elements")[0] if self._pipeline.is_scaled else steps
+            elements = self._open(state.get("source"), count, errors)
             self.close()
             self._position, self._errors, self._elements = steps, errors, elements
+            self._base = count - steps * self._per_step
 
     def close(self) -> None:
         """End the pass and its thread; a thread that waits for an element sees the end."""
@@ -344,6 +383,11 @@ class DistributedIterator(Ahead, Generic[T_co]):
         """
         if not self._elements.is_done and (why := self._pipeline.fixed_to_workers):
             raise elastic.CannotResizeError(why)
+        if self._errors and self._pipeline.is_scaled:
+            raise elastic.CannotResizeError(
+                "The place of a batch that failed is not known, as a step takes one for each"
+                " replica."
+            )
 
     def pause(self) -> None:
         """Stop reading; `resume` continues at the same position."""
@@ -358,14 +402,20 @@ class DistributedIterator(Ahead, Generic[T_co]):
         is_used = bool(in_use) and position == self._position and not self._errors
         if not self._is_paused and not is_used:
             return
-        self._elements = self._open(self._state, self._position - is_used, self._errors)
+        # A batch that is in use keeps its rows, also if a step takes other numbers of them now.
+        old = self._per_step
+        count = self._elements_before()
+        self._elements = self._open(
+            self._state, count - is_used * old, self._errors, old if is_used else 0
+        )
+        self._base = count - self._position * self._per_step
         if not is_used:
             return
         self._position -= 1
         leaves = jax.tree.leaves(Ahead.take(self), is_leaf=is_distributed)
-        for i, old in in_use:
+        for i, value in in_use:
             new = leaves[i]
-            old.stored = (
+            value.stored = (
                 new.stored if isinstance(new, PerReplica) else Pieces((new,), self.topology)
             )
         if not self._is_paused:
@@ -382,13 +432,16 @@ class DistributedIterator(Ahead, Generic[T_co]):
             " Start again with `iter(dataset)`."
         )
 
-    def _open(self, state: Any, skip: int = 0, errors: int = 0) -> Prefetch:
+    def _open(self, state: Any, skip: int = 0, errors: int = 0, first: int = 0) -> Prefetch:
         stop = threading.Event()
-        steps, self._state = self._pipeline.steps(state, 0 if errors else skip, stop)
+        pipeline = self._pipeline
+        self._per_step = pipeline.per_step
+        size = {"first": first} if pipeline.is_scaled and first else {}
+        steps, self._state = pipeline.steps(state, 0 if errors else skip, stop, **size)
         if errors:  # failed steps are not counted in `skip`: produce all steps again to find them
             skip_items(steps, skip + errors)
-        put = partial(_put, self._pipeline.feed)
-        return Prefetch(lambda: map(put, steps), self._pipeline.depth, stop)
+        put = partial(_put, pipeline.feed)
+        return Prefetch(lambda: map(put, steps), pipeline.depth, stop)
 
 
 _pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
@@ -428,6 +481,8 @@ def _same_kind(left: Any, right: Any) -> bool:
 
 def _parts_text(parts: Any) -> str:
     match parts:
+        case [1, 0]:
+            return 'A step took a batch for each replica (batch="per_replica")'
         case [int(pipelines), int(elements)]:
             return f"{pipelines} pipeline(s) gave {elements} element(s) of each for a step"
     return f"an unknown number of pipelines ({parts!r:.50}) gave the elements of a step"

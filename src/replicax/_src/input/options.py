@@ -2,6 +2,10 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
+
+# Whether the batches of a dataset are those of all replicas, or of one.
+Batch = Literal["global", "per_replica"]
 
 
 class InputReplicationMode(enum.Enum):

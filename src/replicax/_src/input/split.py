@@ -108,6 +108,42 @@ def skip_items(steps: Iterator[Any], count: int) -> Iterator[Any]:
     return steps
 
 
+class Grouped:
+    """An iterator that concatenates consecutive batches.
+
+    A batch that fails raises once; those before it remain for the next call.
+
+    Args:
+        batches: The batches.
+        size: How many make one.
+        first: How many make the first one, if another number.
+    """
+
+    def __init__(self, batches: Iterable[Any], size: int, first: int = 0) -> None:
+        self._batches = iter(batches)
+        self._size = size
+        self._first = first or size
+        self._group: list[Any] = []
+
+    def __iter__(self) -> "Grouped":
+        return self
+
+    def __next__(self) -> Any:
+        while len(self._group) < self._first:
+            batch = next(self._batches, self)
+            if batch is self:
+                break
+            self._group.append(batch)
+        if not self._group:
+            raise StopIteration
+        group, self._group, self._first = self._group, [], self._size
+        if len(group) == 1:
+            return group[0]
+        for batch in group:
+            _rows(batch)  # raises for what has no rows
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *group)
+
+
 def whole_elements(elements: Iterable[Any]) -> Iterator[Step]:
     """Yield each element as a step of one replica."""
     for element in catch_failures(elements):

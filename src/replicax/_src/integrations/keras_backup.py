@@ -7,6 +7,7 @@ state are committed as one checkpoint, and `fit` resumes with the next batch. Al
 restore.
 """
 
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax._src.cluster.checks import RollCallError, WorkerLostError
 from replicax._src.files import storage
 from replicax._src.files.paths import is_url, user_path
 from replicax._src.integrations import keras_private as private
@@ -22,8 +24,11 @@ from replicax._src.integrations.keras_data import DatasetAdapter
 from replicax._src.integrations.keras_models import home_of
 from replicax._src.train.checkpoint import Checkpoint
 from replicax._src.train.manager import CheckpointManager
+from replicax._src.train.preemption import Notice, exit_preempted, restore_or_join
 from replicax._src.train.reader import log
+from replicax._src.workers import elastic
 from replicax._src.workers import group as _group
+from replicax._src.workers.reports import cannot_join
 
 _VERSION = 1
 
@@ -109,9 +114,12 @@ class _Fit:
         self.epoch = self.batch = 0  # the next epoch and batch
         self._pass: _Pass | None = None
         self._resumed: _Pass | None = None  # the restored pass, continued by the first epoch
-        self._is_first = False
+        self._is_first = self._has_begun = False
         self._metrics: list[tuple[Any, Any]] = []
         self._saved: dict[str, Any] | None = None
+        self.notice: Notice | None = None  # of an elastic run
+        self.end_step: Callable[[], None] | None = None  # called between two steps then
+        self.stateful_callback = ""  # the name of a callback whose state no backup has
 
     @property
     def is_between(self) -> bool:
@@ -136,6 +144,12 @@ class _Fit:
     def restore_state(self, state: dict[str, Any]) -> None:
         """Keep a state of `save_state` for `resume`, which is called after the whole restore."""
         self._saved = state
+
+    def open_pass(self) -> None:
+        """Begin the pass that `resume` moves to the restored position."""
+        adapter = self.batches.data_adapter
+        if isinstance(adapter, DatasetAdapter):
+            adapter.open_pass()
 
     def resume(self) -> None:
         """Make the first epoch continue at the restored position.
@@ -172,6 +186,8 @@ class _Fit:
 
     def close(self) -> None:
         """End the pass over the data, and stop its prefetching thread."""
+        if self.notice is not None:
+            self.notice.close()
         adapter = getattr(self.batches, "data_adapter", None)
         if isinstance(adapter, DatasetAdapter):
             adapter.close()
@@ -184,10 +200,23 @@ class _Fit:
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps of an epoch; of the resumed epoch, only the remaining ones."""
-        if not self._is_first:
-            return steps
-        self._is_first = False
-        return self._left(steps)
+        if self._is_first:
+            self._is_first, steps = False, self._left(steps)
+        return steps if self.end_step is None else self._with_ends(steps, self.end_step)
+
+    def _with_ends(self, steps: Iterator[Any], end_step: Callable[[], None]) -> Iterator[Any]:
+        """Yield the steps of an epoch, and call ``end_step`` after the callbacks of each.
+
+        After the last one of an epoch, call it when the next epoch begins: the callbacks at the end
+        of the epoch may end the training.
+        """
+        if self._has_begun:
+            end_step()
+        self._has_begun = True
+        for step in steps:
+            yield step
+            if not self.is_between:
+                end_step()
 
     def _left(self, steps: Iterator[Any]) -> Iterator[Any]:
         for v, value in self._metrics:
@@ -210,6 +239,18 @@ def _fit_of(batches: Any) -> _Fit | None:
     return fit if fit is not None and fit.batches is batches else None
 
 
+_STATEFUL = ("EarlyStopping", "ReduceLROnPlateau")
+
+
+def _stateful_callback(callbacks: Any) -> str:
+    """Return the name of a callback that decides by earlier epochs; "" if there is none."""
+    found = getattr(callbacks, "callbacks", callbacks) or ()
+    for callback in found if isinstance(found, list | tuple) else [found]:
+        if any(kind.__name__ in _STATEFUL for kind in type(callback).__mro__):
+            return type(callback).__name__
+    return ""
+
+
 # Hooks. Each function takes the original function of Keras and returns its replacement.
 
 
@@ -220,6 +261,8 @@ def _in_fit(original: Any) -> Any:
         if home_of(self) is None:
             return original(self, *args, **kwargs)
         token = _fitting.set(one := _Fit(self))
+        callbacks = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        one.stateful_callback = _stateful_callback(callbacks.get("callbacks"))
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -237,7 +280,8 @@ def _note_training_data(original: Any) -> Any:
         fit = _fitting.get()
         if fit is not None and fit.batches is None and fit.model is self:
             fit.batches = iterator
-        original(self, iterator=iterator, data_batch=data_batch)
+        with elastic.preview():  # Keras reads a batch for its shapes, then begins a new pass
+            original(self, iterator=iterator, data_batch=data_batch)
 
     return symbolic_build
 
@@ -278,17 +322,60 @@ class _Backup:
         )
 
     def restore(self) -> bool:
-        """Resume from the newest backup; return whether there is one."""
-        found = self._manager.restore_or_initialize() is not None
+        """Resume from the newest backup, or join a run; return whether there is one."""
+        is_joining = elastic.is_joining()
+        if is_joining and not self.fit.model.built:
+            raise RollCallError(
+                cannot_join(
+                    f"model {self.fit.model.name!r} has no weights yet, into which it could put the"
+                    " state. Build the model before `fit`: begin it with `keras.Input(shape)`, or"
+                    " call `model.build(shape)`."
+                )
+            )
+        if is_joining:
+            self.fit.open_pass()
+        found = restore_or_join(self._manager) is not None or is_joining
         if found:
             self.fit.resume()
+        if elastic.is_on():
+            self.fit.notice = Notice(manager=self._manager, why_closed=self._why_closed)
+            self.fit.end_step = self.end_step
+            self.end_step()
         return found
+
+    def _why_closed(self) -> str:
+        if self.fit.batches.num_batches is None:
+            return "The number of batches of an epoch is unknown."
+        if name := self.fit.stateful_callback:
+            return (
+                f"The callback {name} remembers earlier epochs, which a worker that joins has not"
+                " seen: it would decide otherwise than the others."
+            )
+        return ""
+
+    def end_step(self) -> None:
+        """Let workers join or leave between two steps; save and exit if the run was preempted."""
+        notice = self.fit.notice
+        if notice is None or not notice.is_due():
+            return
+        self._manager.save(block=True)
+        notice.finish()
+        notice.close()
+        exit_preempted()
 
     def save(self) -> None:
         """Save a backup; after the last batch of an epoch, defer it to the end of the epoch."""
         self.is_due = self.fit.is_between
-        if not self.is_due:
+        if self.is_due:
+            return
+        try:
             self._manager.save()
+        except WorkerLostError:
+            group = _group.current()
+            if group is None or not group.may_resize:
+                raise
+            # The next step goes on without that worker, and the next backup is complete.
+            log.warning("A backup was not completed, as a worker was lost.")
 
 
 _backups: weakref.WeakKeyDictionary[Any, _Backup] = weakref.WeakKeyDictionary()

@@ -12,7 +12,7 @@ from replicax._src.context.current import get_strategy
 from replicax._src.data.dataset import Dataset
 from replicax._src.data.node import INFINITE_CARDINALITY
 from replicax._src.input.distribute import distribute_dataset
-from replicax._src.input.distributed_dataset import DistributedDataset
+from replicax._src.input.distributed_dataset import DistributedDataset, is_scaled
 from replicax._src.input.split import Share
 from replicax._src.integrations.keras_private import (
     DataAdapter,
@@ -20,9 +20,11 @@ from replicax._src.integrations.keras_private import (
     unpack_x_y_sample_weight,
 )
 from replicax._src.topology.mesh import Topology
+from replicax._src.values.origins import divided
 from replicax._src.values.per_replica import PerReplica, is_distributed
 from replicax._src.values.placement import NUMERIC, private, replicate
 from replicax._src.values.reduce import rows_of
+from replicax._src.workers import elastic
 from replicax._src.workers.elastic import cached_until_resize
 
 
@@ -79,6 +81,12 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
         self._topology: Topology | None = strategy.topology
         is_spread = isinstance(dataset, DistributedDataset)
         self._dataset = dataset
+        if is_spread and is_scaled(dataset) and elastic.is_on():
+            raise ValueError(
+                '`fit` cannot use a dataset that was distributed with batch="per_replica" in an'
+                " elastic run: the number of steps of an epoch would change within the epoch. Pass"
+                " the dataset itself, batched by the global batch size."
+            )
         if not is_spread and self._topology is not None:
             self._dataset = distribute_dataset(dataset, None, self._topology, in_order=True)
         self.iterator: Any = None  # over the newest pass
@@ -112,9 +120,18 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
 
     get_numpy_iterator = get_jax_iterator
 
+    def open_pass(self) -> None:
+        """Begin the pass that `resume_at` moves.
+
+        A worker calls it before it joins others: to begin a pass is a collective, which the others
+        do not take part in.
+        """
+        self.iterator = self._resumed = iter(self._dataset)
+
     def resume_at(self, state: dict[str, Any]) -> None:
         """Make the next pass start at a saved position, also of another process."""
-        self.iterator = self._resumed = iter(self._dataset)
+        if self._resumed is None:
+            self.open_pass()
         self._resumed.restore_state(state)
 
     def start_after(self, state: dict[str, Any]) -> None:
@@ -137,8 +154,10 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
         def rows(x: Any) -> Any:
             if not is_distributed(x):
                 return x
+            if order is None:
+                return divided(lambda: rows_of(x, topology))
             found = rows_of(x, topology)
-            return found if order is None else _taken(found.sharding)(found, order)
+            return _taken(found.sharding)(found, order)
 
         return jax.tree.map(rows, element, is_leaf=is_distributed)
 
@@ -161,7 +180,11 @@ def _taken(sharding: Any) -> Any:
 
 def placed(data: Any, topology: Topology) -> Any:
     """Shard a batch over the replicas if its rows divide evenly; otherwise replicate it."""
-    return jax.tree.map(lambda x: x if _is_there(x, topology) else _put(x, topology), data)
+
+    def put(x: Any) -> Any:
+        return x if _is_there(x, topology) else divided(lambda: _put(x, topology))
+
+    return jax.tree.map(put, data)
 
 
 def _put(x: Any, topology: Topology) -> Any:

@@ -43,6 +43,7 @@ from replicax._src.values.placement import (
     stack,
 )
 from replicax._src.values.sharded import ShardLayout, sharded_axis
+from replicax._src.workers import elastic
 
 _numbers = itertools.count(1)
 
@@ -66,6 +67,8 @@ class Cell:
         draws: Whether it is the state of a random number generator.
         trainable: Whether gradient tapes watch it without a call of `watch`.
         sharded: Whether each replica stores only its shard of the value.
+        copies: In an elastic run, the value of a per-replica cell and a function that returns the
+            copies of the replicas of all workers, stacked; see `all_copies`.
         line: The line of user code that wrote it in the last trace, for messages; "" if unknown.
     """
 
@@ -73,6 +76,7 @@ class Cell:
         "__weakref__",
         "_verdict",
         "averages",
+        "copies",
         "draws",
         "dtype",
         "guards",
@@ -116,10 +120,10 @@ class Cell:
         self.guards: Cell | None = None
         self.line = ""
         self._verdict: Cell | None = None
+        self.copies: tuple[Any, Callable[[], np.ndarray]] = (None, lambda: np.empty(0))
         self.value: Any = None
         if per_replica:
-            assert topology is not None
-            self.store(PerReplica([value] * len(topology.local_replicas)))
+            self.store_same(value)
         else:
             self.store(value)
         if new_variable_callbacks and not is_planned(value):
@@ -155,9 +159,34 @@ class Cell:
             self._reshard_copies()
         if isinstance(self.value, tuple):
             assert self.topology is not None
-            self.value = stack(self.value, self.topology)
+            old, self.value = self.value, stack(self.value, self.topology)
+            if self.copies[0] is old:
+                self.copies = (self.value, self.copies[1])
         stored: jax.Array = self.value
         return stored
+
+    def note_copies(self, copies: Callable[[], np.ndarray]) -> None:
+        """Record the copies of all workers' replicas, which belong to the present value.
+
+        A resize needs them: the copies of a lost worker are lost with it.
+        """
+        self.copies = (self.value, copies)
+
+    def all_copies(self) -> np.ndarray | None:
+        """Return the copies of all workers' replicas, stacked; None if this worker lacks them."""
+        if self.topology is not None and self.topology.is_fully_addressable:
+            return np.stack([on_host(x) for x in self.pieces()])
+        of, copies = self.copies
+        return copies() if of is self.value and of is not None else None
+
+    def store_same(self, value: jax.Array) -> None:
+        """Store the same value for each replica of a per-replica cell, as all workers do."""
+        topology = self.topology
+        assert topology is not None
+        self.store(PerReplica([value] * len(topology.local_replicas)))
+        if elastic.is_on():
+            count = topology.num_replicas
+            self.note_copies(lambda: np.stack([on_host(value)] * count))
 
     @property
     def sharding(self) -> NamedSharding:

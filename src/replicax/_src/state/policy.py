@@ -12,6 +12,7 @@ Replicas may write a mirrored variable with aggregation NONE only if all write t
 `replicax._src.state.agreement`.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -35,6 +36,7 @@ from replicax._src.values.per_replica import InBody, PerReplica, in_body, is_dis
 from replicax._src.values.placement import is_traced
 from replicax._src.values.reduce import first_value, gather_value, reduce_value
 from replicax._src.values.replica_functions import local_piece
+from replicax._src.workers import elastic
 
 Parts = tuple[Any, ...]
 
@@ -165,7 +167,7 @@ class OnReadPolicy:
         """Return this replica's copy; across replicas, the aggregate of all copies."""
         value = read(self.cell)
         if self._in_own_replica():
-            return cast("jax.Array", value)
+            return cast("jax.Array", _only_copy(value))
         if self._aggregation is VariableAggregation.NONE:
             raise VariableError(
                 f"Variable {self.cell.name!r} has one value for each replica (synchronization"
@@ -173,6 +175,8 @@ class OnReadPolicy:
                 " it an aggregation, read it inside `strategy.run`, or look at each copy with"
                 " `strategy.experimental_local_results(variable)`."
             )
+        if (known := self._known_total()) is not None:
+            return known
         all_values = self._all_copies(value)
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             lead: jax.Array = first_value(all_values)
@@ -190,7 +194,10 @@ class OnReadPolicy:
             )
         where = level()
         if self._in_own_replica():
-            write(self.cell, parts, verb)
+            with variable_lock:
+                old = _old_value(where, self.cell, verb)
+                new = verb.combine(_only_copy(old), *parts)
+                where.write(self.cell, PerReplica([new]) if self._is_alone(old) else new)
             return
         shares: Callable[[Any], Sequence[Any]] = lambda _: parts  # noqa: E731
         if self._aggregation is VariableAggregation.SUM:
@@ -208,6 +215,22 @@ class OnReadPolicy:
             olds = (None,) * len(own) if old is None else old.values
             new = [verb.combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
             where.write(self.cell, PerReplica(new))
+            if elastic.is_on() and where.is_eager and verb.kind == "replace":
+                # All workers write the same value, so each knows the copies of the others.
+                ids = range(self._topology.num_replicas)
+                self.cell.note_copies(
+                    lambda: np.stack([np.asarray(verb.combine(None, *shares(i))) for i in ids])
+                )
+
+    def _known_total(self) -> jax.Array | None:
+        """Return the aggregate without the other workers, if an elastic run has their copies.
+
+        A worker that is lost during such a read does not interrupt it.
+        """
+        if not elastic.is_on() or not level().is_eager or current().body is not None:
+            return None
+        total = total_of_copies(self.cell, self._aggregation)
+        return None if total is None else jnp.asarray(total)
 
     def _refuse_addition(self, verb: Update) -> None:
         if verb.kind == "add":
@@ -221,6 +244,15 @@ class OnReadPolicy:
         frame = current()
         return frame.replica is not None and frame.strategy is self._strategy
 
+    def _is_alone(self, old: Any) -> bool:
+        """Whether this is the only replica that is left of an elastic run.
+
+        It runs outside of a replica body, where the cell has a per-replica value.
+        """
+        if self._topology.num_replicas > 1 or current().body is not None:
+            return False
+        return old is None or isinstance(old, PerReplica)
+
     def _all_copies(self, value: Any) -> PerReplica:
         if isinstance(value, PerReplica):
             return value
@@ -232,6 +264,29 @@ class OnReadPolicy:
     def _topology(self) -> Topology:
         assert self.cell.topology is not None
         return self.cell.topology
+
+
+def _only_copy(value: Any) -> Any:
+    """Return the copy of the only replica; any other value as it is."""
+    return value.values[0] if isinstance(value, PerReplica) else value
+
+
+def total_of_copies(cell: Cell, aggregation: VariableAggregation) -> np.ndarray | None:
+    """Return the aggregate of the known copies of all workers; None if they are not known."""
+    copies = cell.all_copies()
+    if copies is None or aggregation is VariableAggregation.NONE:
+        return None
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return cast("np.ndarray", copies[0])
+    if not jnp.issubdtype(cell.dtype, jnp.floating) and (
+        aggregation is VariableAggregation.MEAN or not jnp.issubdtype(cell.dtype, jnp.integer)
+    ):
+        return None
+    # In the order of the replicas, so that all workers, and those that join, round alike.
+    total = functools.reduce(np.add, copies)
+    if aggregation is VariableAggregation.MEAN:
+        total = total / np.asarray(len(copies), total.dtype)
+    return np.asarray(total, copies.dtype)
 
 
 def write(cell: Cell, parts: Sequence[Any], verb: Update) -> None:

@@ -17,7 +17,7 @@ from replicax._src.context.current import (
     get_strategy,
     require_cross_replica,
 )
-from replicax._src.input.options import InputContext, InputOptions
+from replicax._src.input.options import Batch, InputContext, InputOptions
 from replicax._src.state.levels import level
 from replicax._src.state.variables import variable_of
 from replicax._src.topology.mesh import Topology
@@ -164,16 +164,20 @@ class DistributionMethods:
 
     @overload
     def experimental_distribute_dataset(
-        self, dataset: Dataset[T], options: InputOptions | None = None
+        self,
+        dataset: Dataset[T],
+        options: InputOptions | None = None,
+        *,
+        batch: Batch = "global",
     ) -> DistributedDataset[T]: ...
 
     @overload
     def experimental_distribute_dataset(
-        self, dataset: object, options: InputOptions | None = None
+        self, dataset: object, options: InputOptions | None = None, *, batch: Batch = "global"
     ) -> DistributedDataset[Any]: ...
 
     def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
+        self, dataset: Any, options: InputOptions | None = None, *, batch: Batch = "global"
     ) -> DistributedDataset[Any]:
         """Split the batches of a dataset over the replicas.
 
@@ -181,6 +185,9 @@ class DistributionMethods:
             dataset: Batched by the global batch size: a `rx.data.Dataset`, another library's
                 dataset or loader, arrays, or any iterable of batches.
             options: How elements are transferred.
+            batch: With "per_replica", the dataset is batched by the batch size of one replica, and
+                each step takes as many batches as there are replicas. So the global batch size
+                follows the number of replicas, also when that changes in an elastic run.
 
         Returns:
             A `DistributedDataset`; the default strategy returns the dataset itself.
@@ -192,11 +199,16 @@ class DistributionMethods:
             ...     print(strategy.experimental_local_results(batch))
             (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
             (Array([4], dtype=int32), Array([5], dtype=int32))
+
+            >>> dataset = rx.data.Dataset.range(6).batch(3)  # for each replica
+            >>> for batch in strategy.experimental_distribute_dataset(dataset, batch="per_replica"):
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([0, 1, 2], dtype=int32), Array([3, 4, 5], dtype=int32))
         """
         require_cross_replica(self, "experimental_distribute_dataset")
         if self._topology is None:
             return dataset  # type: ignore[no-any-return]
-        return distribute.distribute_dataset(dataset, options, self._topology)
+        return distribute.distribute_dataset(dataset, options, self._topology, batch=batch)
 
     @overload
     def distribute_datasets_from_function(

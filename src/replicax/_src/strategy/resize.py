@@ -1,8 +1,10 @@
 """Moves strategies, variables and distributed values to the workers that are left.
 
 The Python objects that a program holds stay the same. A mirrored value is copied from this worker's
-replica, which has all of it. A worker's part of any other value is lost with the worker: variables
-of that kind prevent a resize, and results of that kind cannot be read any more.
+replica, which has all of it. Of a variable with a value for each replica, every step leaves the
+copies of all replicas with each worker (see `Cell.all_copies`), and the new replicas get copies
+with the same total. A worker's part of any other value is lost with the worker: variables of that
+kind prevent a resize, and results of that kind cannot be read any more.
 """
 
 from typing import Any
@@ -11,9 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._src.compat.jax import concrete
+from replicax._src.context.current import entered
 from replicax._src.state.cell import Cell, on_host
 from replicax._src.state.declaration import Awaited, is_planned
-from replicax._src.state.variable import live_variables
+from replicax._src.state.policy import total_of_copies
+from replicax._src.state.variable import Variable, live_variables
 from replicax._src.strategy.base import live_strategies
 from replicax._src.values.per_replica import Joined, Lost, live_values, mirrored
 from replicax._src.values.placement import first, replicate
@@ -23,6 +28,12 @@ from replicax._src.workers import elastic
 def _cells() -> list[Cell]:
     found = {id(v.cell): v.cell for v in list(live_variables)}
     return [cell for cell in found.values() if not cell.transient]
+
+
+def _per_replica_variables() -> list[Variable]:
+    """Return the variables with a value for each replica, without their components."""
+    found = [v for v in list(live_variables) if v.whole is v and v.cell.per_replica]
+    return list({id(v.cell): v for v in found}.values())
 
 
 def _check() -> None:
@@ -43,10 +54,17 @@ def _check() -> None:
             raise elastic.CannotResizeError(
                 f"Variable {cell.name!r} is sharded, so each worker has only a part of it."
             )
-        if cell.per_replica:
+    for variable in _per_replica_variables():
+        cell = variable.cell
+        if not any(cell.topology is t for t in spanning) or isinstance(cell.value, Awaited):
+            continue
+        if total_of_copies(cell, variable.aggregation) is None:
             raise elastic.CannotResizeError(
-                f"Variable {cell.name!r} has a value for each replica (synchronization ON_READ), so"
-                " that each worker has only its own."
+                f"Variable {cell.name!r} has a value for each replica (synchronization ON_READ,"
+                f" aggregation {variable.aggregation.name}), and this worker does not have the"
+                " others' values. They are kept for variables of real numbers that can be added up"
+                " (SUM, MEAN or ONLY_FIRST_REPLICA) and are written by steps, or outside of"
+                " replicas."
             )
 
 
@@ -56,22 +74,39 @@ class _Moved:
     def __init__(self) -> None:
         self._cells: list[tuple[Cell, Any, Any]] = []
         self._values: list[tuple[Any, Any]] = []
+        self._totals: list[tuple[Variable, np.ndarray]] = []
 
     def save(self) -> None:
         """Copy the values to the host, and drop the old arrays."""
-        if self._cells or self._values:  # another worker was lost while the group re-formed
+        if (
+            self._cells or self._values or self._totals
+        ):  # another worker was lost while the group re-formed
             return
-        for cell in _cells():
-            if not is_planned(cell.value) and not isinstance(cell.value, Awaited | tuple):
-                self._cells.append((cell, *_to_host(cell.value)))
-                cell.value = None
-                cell.forget_verdict()
+        self._save_totals()
+        self._save_cells()
         for value in live_values():
             held = value.stored
             if isinstance(held, Joined):
                 self._values.append((value, _to_host(held.array)))
             elif held.topology is not None and not held.topology.is_fully_addressable:
                 self._values.append((value, None))
+
+    def _save_totals(self) -> None:
+        for variable in _per_replica_variables():
+            cell = variable.cell
+            total = total_of_copies(cell, variable.aggregation)
+            if total is not None and not isinstance(cell.value, Awaited):
+                self._totals.append((variable, total))
+                cell.value = None
+
+    def _save_cells(self) -> None:
+        for cell in _cells():
+            if cell.value is None or isinstance(cell.value, Awaited | tuple):
+                continue
+            if not is_planned(cell.value):
+                self._cells.append((cell, *_to_host(cell.value)))
+                cell.value = None
+                cell.forget_verdict()
 
     def restore(self) -> None:
         """Put the values on the new devices."""
@@ -80,6 +115,10 @@ class _Moved:
             x = _from_host(array, keys)
             moved = x if cell.topology is None else replicate(x, cell.topology, cell.spec)
             cell.value, cell.owned = moved, False
+        totals, self._totals = self._totals, []
+        with concrete(), entered(strategy=None, replica=None, level=None, body=None, tapes=()):
+            for variable, total in totals:
+                variable.assign(total)
         values, self._values = self._values, []
         for value, copy in values:
             topology = value.stored.topology

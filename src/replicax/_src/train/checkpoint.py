@@ -153,7 +153,7 @@ class Checkpoint:
         """Save all objects atomically, to exactly the path ``file_prefix``; see `save`."""
         _refuse_in_replica("write")
         elastic.refuse_while_joining("saves a checkpoint")
-        self.sync()
+        self.finish_writing(gives_up=True)
         path = user_path(file_prefix)
         content = self._content()
         group = _group.current()
@@ -175,10 +175,14 @@ class Checkpoint:
         """
         self.finish_writing()
 
-    def finish_writing(self) -> bool:
-        """Like `sync`; return False if the last save was given up because a worker was lost."""
+    def finish_writing(self, *, gives_up: bool = False) -> bool:
+        """Like `sync`; return False if the last save was given up because a worker was lost.
+
+        Args:
+            gives_up: Whether to give it up if a worker was lost that the next step goes on without.
+        """
         writing, self._writing = self._writing, None
-        return writing is None or writing.wait()
+        return writing is None or writing.wait(gives_up=gives_up)
 
     def restore(self, save_path: str | None, options: Any = None) -> LoadStatus:
         """Restore the values that the objects and the checkpoint have in common.
@@ -305,15 +309,16 @@ class _Writing:
         self._thread.start()
         _unfinished.add(self)
 
-    def wait(self) -> bool:
-        """Wait for the save; return False if it was given up in a resize."""
+    def wait(self, *, gives_up: bool = False) -> bool:
+        """Wait for the save; return False if it was given up in a resize, or is now."""
         _unfinished.discard(self)
         group = _group.current()
         limit = deadline("REPLICAX_DISK_TIMEOUT")
         while self._thread.is_alive():
             self._thread.join(_LOOK_EVERY)
             if group is not None:  # the thread may wait for a worker that was lost
-                group.give_up(_PATIENCE)
+                if not (gives_up and group.may_resize):  # then it ends soon
+                    group.give_up(_PATIENCE)
             elif disk.told()[0] and time.monotonic() - disk.got_on_at > limit:
                 _hanging.append(self._thread)
                 raise TimeoutError(
@@ -321,6 +326,8 @@ class _Writing:
                     " the disk or file system hangs, or is very slow. REPLICAX_DISK_TIMEOUT sets"
                     " the seconds. Earlier checkpoints are as they were."
                 )
+        if gives_up and group is not None and group.may_resize:
+            self._give_up()
         if self._failure is not None:
             raise self._failure
         return not self._is_given_up
@@ -334,6 +341,9 @@ class _Writing:
         self._thread.join(_GIVE_UP_AFTER)
         if self._thread.is_alive():
             raise elastic.CannotResizeError("A checkpoint is still being written.")
+        self._give_up()
+
+    def _give_up(self) -> None:
         if isinstance(self._failure, WorkerLostError):
             self._failure, self._is_given_up = None, True
             log.warning("A checkpoint was not completed, as a worker was lost; the next one is.")

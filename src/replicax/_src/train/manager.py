@@ -164,7 +164,7 @@ class CheckpointManager:
         step = None if self._step_counter is None else int(self._step_counter.numpy())
         if check_interval and self._is_early(step):
             return None
-        self.sync()
+        self._finish_last(gives_up=True)
         self._claim()
         if checkpoint_number is None:
             path = self._checkpoint.save(self._prefix, options, block=block)
@@ -211,10 +211,14 @@ class CheckpointManager:
         Raises:
             OSError: The checkpoint could not be written; no older one was removed.
         """
+        self._finish_last(gives_up=False)
+
+    def _finish_last(self, *, gives_up: bool) -> None:
+        """Like `sync`; see `Checkpoint.finish_writing`."""
         pending, self._pending = self._pending, None
         is_written = False
         try:
-            is_written = self._checkpoint.finish_writing()
+            is_written = self._checkpoint.finish_writing(gives_up=gives_up)
         finally:
             if pending is not None and not is_written:
                 self._forget(*pending)

@@ -58,6 +58,7 @@ class Notice:
         grace: Seconds after which a step that does not finish is abandoned; `replicax launch`
             waits as long for the step, and again for the save.
         manager: Writes the state for workers that join; None if they cannot join.
+        why_closed: Returns why no worker can join between these two steps; "" if one can.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Notice:
         *,
         grace: float = _GRACE,
         manager: CheckpointManager | None = None,
+        why_closed: Callable[[], str] = lambda: "",
     ) -> None:
         self._manager = manager
+        self._why_not = why_closed
         self._resize: Callable[[], None] | None = None  # what to do at `_stop_at` instead of ending
         self.resizes = 0  # how often that was done
         self._is_preempted = is_preempted
@@ -188,7 +191,7 @@ class Notice:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._is_late and not self._reached.is_set():  # sent by `_give_up`
-            _exit()
+            exit_preempted()
         if not self._signalled:
             self._signalled = number
             log.warning("%s: saving after this step, then ending.", signal.Signals(number).name)
@@ -279,7 +282,7 @@ class Notice:
         prepare()
         group.say_goodbye()
         self.close()
-        _exit()
+        exit_preempted()
 
     def _wait_for_workers(self) -> None:
         """Commit, and wait until enough workers have joined; end the program if they do not."""
@@ -328,7 +331,7 @@ class Notice:
 
         Both are the same on all workers.
         """
-        why = ""
+        why = self._why_not()
         try:
             elastic.check.run()
         except elastic.CannotResizeError as error:
@@ -455,7 +458,7 @@ class PreemptionCheckpointHandler:
         if not hasattr(checkpoint, _RUNS):
             setattr(checkpoint, _RUNS, Variable(0, trainable=False, name=_RUNS))
         runs: Variable = getattr(checkpoint, _RUNS)
-        _restored(self._manager)
+        restore_or_join(self._manager)
         self._calls = int(runs.numpy())
         checkpoint.call_before_save(lambda: runs.assign(self._calls))
         self._notice = Notice(self._config.termination_watcher_fn, manager=self._manager)
@@ -489,7 +492,7 @@ class PreemptionCheckpointHandler:
             self._manager.save(check_interval=False)
         self._notice.finish()
         self.close()
-        (self._config.exit_fn or _exit)()
+        (self._config.exit_fn or exit_preempted)()
 
     @contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
@@ -512,7 +515,7 @@ def _manager(target: Checkpoint | CheckpointManager, directory: str | None) -> C
     return CheckpointManager(target, directory, max_to_keep=1)
 
 
-def _restored(manager: CheckpointManager) -> str | None:
+def restore_or_join(manager: CheckpointManager) -> str | None:
     """Restore the newest checkpoint, or the state of the run that this worker joins."""
     group = _group.current()
     if group is None or not group.is_joining:
@@ -522,7 +525,8 @@ def _restored(manager: CheckpointManager) -> str | None:
     return None
 
 
-def _exit() -> None:
+def exit_preempted() -> None:
+    """End the program after its last checkpoint."""
     sys.exit(PREEMPTED)
 
 
@@ -599,7 +603,7 @@ class Resumable:
         self._every = every
         self._since = 0
         self._manager = CheckpointManager(Checkpoint(**objects), directory, max_to_keep)
-        self.restored = _restored(self._manager)
+        self.restored = restore_or_join(self._manager)
         self.restarts = requeue.restarts()
         if self.restarts:
             log.warning(
@@ -629,7 +633,7 @@ class Resumable:
         if is_due:
             self._notice.finish()  # before `close`, after which a second signal would kill us
             self.close()
-            _exit()
+            exit_preempted()
 
     def commit(self) -> str | None:
         """Commit now, and return the path."""

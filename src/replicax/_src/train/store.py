@@ -109,6 +109,7 @@ class _Team:
 
     def __init__(self, path: str, ticket: int) -> None:
         self._group = group.current()
+        self._generation = 0 if self._group is None else self._group.generation
         self.index = 0 if self._group is None else self._group.facts.index
         self.is_first = self.index == 0
         self._path = path
@@ -130,6 +131,8 @@ class _Team:
             failure = checkpoint_files.save_error(error, self._path)
         if self._group is None:
             outcomes = [("", result)]
+        elif self._group.generation != self._generation:
+            raise OSError(f"Checkpoint {self._path!r} was not completed: a worker was lost.")
         else:
             reason = "" if failure is None else f"{type(failure).__name__}: {failure}"
             try:

@@ -15,7 +15,9 @@ the new devices exist.
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -85,13 +87,31 @@ def is_on() -> bool:
     return bool(_reform)
 
 
+def is_joining() -> bool:
+    """Whether this worker joins an elastic run, and does not have the state of the others yet."""
+    return bool(_reform) and (group := _group.current()) is not None and group.is_joining
+
+
+_previews: ContextVar[bool] = ContextVar("replicax_previews", default=False)
+
+
+@contextmanager
+def preview() -> Iterator[None]:
+    """Allow a worker that joins to read a dataset whose position it restores afterwards."""
+    token = _previews.set(True)
+    try:
+        yield
+    finally:
+        _previews.reset(token)
+
+
 def refuse_while_joining(what: str) -> None:
     """Raise if this worker joins a run and has not received its state yet.
 
     Raises:
         ReplicaxError: If so.
     """
-    if _reform and (group := _group.current()) is not None and group.is_joining:
+    if is_joining() and not _previews.get():
         raise ReplicaxError(
             f"This worker was started to join a running elastic run, and {what} before it has the"
             " state of the others. It receives the state where the program creates"

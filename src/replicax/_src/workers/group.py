@@ -228,7 +228,8 @@ class Group:
 
     def offer(self, key: str, value: Any) -> None:
         """Contribute ``value`` to the `exchange` of ``key`` without waiting for the others."""
-        self._wire.send({"offer": self._qualified(key), "value": value})
+        message = {"offer": self._qualified(key), "value": value}
+        self._wire.send({**message, "generation": self.generation})
 
     def _qualified(self, key: str) -> str:
         """Return a key that no exchange of an earlier generation has used."""
@@ -332,6 +333,7 @@ class Group:
             completed = self.completed
         has = self._since_start(self._count) if has_new else completed
         message = {"ready": self.generation, "has": has, "completed": completed}
+        message["steps"] = load.steps
         self._wire.send({**message, "planned": planned, "state": state})
         with self._changed:
             while self._next_go is None:

@@ -24,6 +24,7 @@ from replicax._src.workers import reports, run_registry, watchdog, wire
 from replicax._src.workers.candidates import Candidates
 from replicax._src.workers.council import Council
 from replicax._src.workers.keeper import Keeper
+from replicax._src.workers.membership import MembershipLog
 from replicax._src.workers.reports import Report
 from replicax._src.workers.resizes import Resizes
 from replicax._src.workers.sessions import Owner, ignore_notices, name_process
@@ -70,6 +71,7 @@ class Hub:
     ) -> None:
         self._options = options
         self._resizes = Resizes(options.least_workers, new_keeper, options.wait)
+        self._membership = MembershipLog()
         self._size = options.size
         self._acceptor = acceptor
         self._keeper = keeper
@@ -130,6 +132,7 @@ class Hub:
             "size": self._size,
             "most": self._options.size if self._resizes.is_on else 0,
             "generation": self._resizes.generation,
+            "membership": self._membership.entries,
             "seconds": time.monotonic() - self._began,
             "news": self._news,
             "slow": [self._slow[i] for i in sorted(self._slow)],
@@ -210,6 +213,7 @@ class Hub:
         connection.index = facts["index"]
         self._members[facts["index"]] = Member(connection, facts)
         if len(self._members) == self._options.size:
+            self._membership.add(0, time.monotonic() - self._began, self._members.keys())
             self._start()
 
     def _abandon_roll_call(self, story: str) -> None:
@@ -348,7 +352,10 @@ class Hub:
                 member.progress.heard = time.monotonic()
                 member.connection.wire.send({"pong": member.progress.count})
             case {"offer": key, "value": value} if len(self._offers) < _MOST_QUESTIONS:
-                self._offer(str(key), index, value)
+                # A thread may still offer to an exchange of before a resize: the worker itself ends
+                # that exchange, and an answer by the workers that are left would be wrong.
+                if message.get("generation", 0) == self._resizes.generation:
+                    self._offer(str(key), index, value)
             case {"withdraw": key}:
                 self._offers.pop(str(key), None)
                 self._asked_at.pop(str(key), None)
@@ -373,7 +380,8 @@ class Hub:
         """Handle what a worker of an elastic run reports after another was lost."""
         match message:
             case {"ready": int(generation), "has": int(has), "completed": int(completed)}:
-                self._note_ready(index, message, generation, (has, completed))
+                steps = int(message.get("steps", 0))
+                self._note_ready(index, message, generation, (has, completed, steps))
             case {"goodbye": dict(ping)}:
                 self._members[index].progress.note(ping)
                 self._part(index)
@@ -387,7 +395,7 @@ class Hub:
                 raise wire.WireError("unknown message")
 
     def _note_ready(
-        self, index: int, message: Message, generation: int, steps: tuple[int, int]
+        self, index: int, message: Message, generation: int, steps: tuple[int, int, int]
     ) -> None:
         """Note that a worker is ready to re-form, and start the next generation if all are."""
         if message.get("planned") and generation == self._resizes.generation:
@@ -572,7 +580,9 @@ class Hub:
         if last is None:
             self._cannot_resize(min(self._members), "the survivors ended different steps.")
             return
-        for index, candidate in self._candidates.promoted().items():
+        cause, steps = self._resizes.cause, self._membership.total(self._resizes.counts(last))
+        promoted = self._candidates.promoted()
+        for index, candidate in promoted.items():
             self._members[index] = Member(candidate.connection, candidate.facts)
             self._joined[index] = self._resizes.generation + 1
             self._gone.pop(index, None)
@@ -588,6 +598,8 @@ class Hub:
             return
         for member in self._members.values():
             member.progress = watchdog.Progress()
+        seconds = time.monotonic() - self._began
+        self._membership.add(steps, seconds, self._members.keys(), promoted.keys(), cause)
         self._start(last)
 
     def _ranked(self, indices: Collection[int]) -> list[int]:

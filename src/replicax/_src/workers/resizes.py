@@ -28,6 +28,7 @@ class Resizes:
     _until: float | None = None  # how long fewer workers than the least wait for others
     # For each survivor: the last collective whose results it has, and the last it has completed.
     _survivors: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)  # the steps that each has taken
     _completed_by_others: int = 0  # by workers that finished and left
     _retired: list[Keeper] = field(default_factory=list)
 
@@ -66,12 +67,20 @@ class Resizes:
         self.plan(cause)
         self._survivors.pop(index, None)
 
-    def note(self, index: int, generation: int, has: int, completed: int) -> bool:
+    def note(self, index: int, generation: int, has: int, completed: int, steps: int = 0) -> bool:
         """Note what a survivor has; return False for a report of an earlier generation."""
         if not self.cause or generation != self.generation:
             return False
         self._survivors[index] = (has, completed)
+        self._counts[index] = steps
         return True
+
+    def counts(self, last: int) -> dict[int, int]:
+        """Return how many steps each survivor has taken when all continue after ``last``."""
+        return {
+            i: self._counts[i] + (has == last and has > completed)
+            for i, (has, completed) in self._survivors.items()
+        }
 
     def leave(self, index: int, count: int) -> None:
         """Note that a worker left after ``count`` collectives."""

@@ -268,11 +268,12 @@ def store_initial_values(
 
 
 def _store_initial_value(cell: Cell, value: jax.Array) -> None:
-    own = 1
     if cell.topology is not None:
         value = broadcast_from_first(value, cell.topology, f"variable {cell.name!r}")
-        own = len(cell.topology.local_replicas)
-    cell.store(PerReplica([value] * own) if cell.per_replica else value)
+    if cell.per_replica:
+        cell.store_same(value)
+    else:
+        cell.store(value)
 
 
 def _constant(
