@@ -915,7 +915,7 @@ def _operands(node: Any) -> list[cst.BaseExpression]:
         case cst.Subscript():
             return [
                 node.value,
-                *(e.slice.value for e in node.slice if m.matches(e.slice, m.Index())),
+                *(e.slice.value for e in node.slice if isinstance(e.slice, cst.Index)),
             ]
     return []
 

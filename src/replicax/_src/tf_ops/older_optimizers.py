@@ -23,6 +23,7 @@ class Optimizer:
     Args:
         use_locking: Ignored: updates never overlap.
         name: The name of the optimizer.
+        use_own_namescope_for_non_slot_vars: Ignored: there are no name scopes.
 
     Example:
         >>> issubclass(rx.compat.v1.train.AdamOptimizer, rx.compat.v1.train.Optimizer)
@@ -31,7 +32,9 @@ class Optimizer:
 
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
-    def __init__(self, use_locking: bool, name: str) -> None:
+    def __init__(
+        self, use_locking: bool, name: str, use_own_namescope_for_non_slot_vars: bool = False
+    ) -> None:
         if not name:
             raise ValueError("Must specify the optimizer name")
         self._name = name
@@ -275,6 +278,7 @@ class AdamOptimizer(Optimizer):
         epsilon: Any = 1e-8,
         use_locking: bool = False,
         name: str = "Adam",
+        use_own_namescope_for_non_slot_vars: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate, self._epsilon = learning_rate, epsilon
