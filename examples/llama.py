@@ -3,7 +3,6 @@
     pip install 'replicax[flax]'
     python examples/llama.py  # a tiny one, on 8 virtual devices
     python examples/llama.py --tensor 2  # replicas of two devices each
-    python examples/llama.py --size 8b --plan h100 --global-batch 64
 
 Layers are stacked and rematerialized, compute in bfloat16, and their weights and Adam's state are
 sharded over the replicas.
@@ -12,8 +11,6 @@ sharded over the replicas.
 import argparse
 import functools
 import os
-import subprocess
-import sys
 from collections import namedtuple
 from typing import Any
 
@@ -40,7 +37,7 @@ UNNAMED = {nnx.PARTITION_NAME: None}  # the axis of layers is not sharded by nam
 
 
 def main() -> None:
-    """Train on sequences that count upwards, or plan."""
+    """Train on sequences that count upwards."""
     parser = argparse.ArgumentParser(description="Train a Llama.")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=30)
@@ -50,11 +47,7 @@ def main() -> None:
     parser.add_argument("--tensor", type=int, default=1, help="devices of each replica")
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help="parts of a batch")
     parser.add_argument("--float32", action="store_true", help="compute in float32")
-    parser.add_argument("--plan", metavar="KINDS", help="find devices, such as h100,v5p")
-    parser.add_argument("--most", type=int, default=64, help="the most devices of a plan")
     options = parser.parse_args()
-    if options.plan:
-        sys.exit(plan(options))
 
     strategy = rx.distribute.MirroredStrategy(
         variable_policy=options.policy,
@@ -68,13 +61,6 @@ def main() -> None:
         loss = trainer.step(trainer.rows(step))
         if step % 10 == 0 or step == options.steps - 1:
             print(f"step {step}: loss {float(loss):.4f}")
-
-
-def plan(options: Any) -> int:
-    """Let `replicax plan` compile the step for many devices, with several sizes of a replica."""
-    command = [sys.executable, "-m", "replicax", "plan", __file__, "--plan", "--fit", options.plan]
-    command += ["--global-batch", str(options.global_batch), "--most", str(options.most)]
-    return subprocess.call([*command, "--vary", "tensor=1,4", "--", "--size", options.size])
 
 
 class Trainer:

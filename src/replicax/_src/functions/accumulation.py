@@ -21,7 +21,7 @@ from replicax._src.state.levels import is_staging
 
 
 @dataclass(frozen=True)
-class _Reduction:
+class _Weighting:
     """How an `accumulate` combines the results of the parts.
 
     Attributes:
@@ -35,8 +35,8 @@ class _Reduction:
 
 
 # That of the innermost `accumulate` around the running code.
-_OUTSIDE = _Reduction()
-_reduction: ContextVar[_Reduction] = ContextVar("replicax_accumulate_reduction", default=_OUTSIDE)
+_OUTSIDE = _Weighting()
+_reduction: ContextVar[_Weighting] = ContextVar("replicax_accumulate_reduction", default=_OUTSIDE)
 _REDUCED_INSIDE = (
     "The function given to rx.accumulate reduces over the replicas, whose parts have different"
     " weights: each would weight the result in its own way. Reduce the result of rx.accumulate,"
@@ -213,9 +213,11 @@ class _BatchParts:
         if not self._is_mean:
             total: list[Any] = reduce(_added, map(self._call, parts))
             return self._finished(total)
-        self._share_weights(reduce(_added, map(self._weigh, parts)))
+        weights: list[Any] = reduce(_added, map(self._weigh, parts))
+        self._share_weights(weights)
         self._count = k
-        return self._finished(reduce(_added, map(self._weighted, parts)))
+        weighted: list[Any] = reduce(_added, map(self._weighted, parts))
+        return self._finished(weighted)
 
     def _share_weights(self, weights: list[Any]) -> None:
         """Store the weight of this replica's rows, and its share of that of all replicas."""
@@ -236,7 +238,7 @@ class _BatchParts:
         """Return the results of one part, in types that are precise enough to add many up."""
         args, kwargs = jax.tree.unflatten(self._treedef, leaves)
         by_rows = "by rows" if self._weight is None else "by weight"
-        token = _reduction.set(_Reduction(by_rows if self._is_mean else "sum", self._share))
+        token = _reduction.set(_Weighting(by_rows if self._is_mean else "sum", self._share))
         replica = get_replica_context()
         is_refused = replica is not None and self._share is not None and self._count > 1
         try:

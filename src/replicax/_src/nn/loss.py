@@ -123,8 +123,8 @@ def mean_loss(per_example_loss: Any, weights: Any = None) -> jax.Array:
         own = jax.lax.stop_gradient(weights).astype(precise).sum()
     share = replica_share()
     if share is not None:
-        mean = _quotient(losses.sum().astype(precise), own)
-        return (mean * share).astype(losses.dtype)
+        mean: jax.Array = _quotient(losses.sum().astype(precise), own) * share
+        return mean.astype(losses.dtype)
     if weights is not None:
         count = replica.all_reduce("SUM", own)
     elif replica.position is None:  # compiled for all replicas, which have equal shapes

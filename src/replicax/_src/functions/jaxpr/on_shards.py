@@ -501,7 +501,7 @@ class _ShardedJaxpr:
         return True
 
     def _plan_branches(
-        self, branches: Sequence[Any], ins: list[_Form], outs: list[_Form], varying: list[bool]
+        self, branches: Sequence[Any], ins: list[_Form], outs: Sequence[_Form], varying: list[bool]
     ) -> "list[_ShardedJaxpr]":
         """Plan branches; change the forms of inputs that one of them must have whole to None."""
         while True:
@@ -810,7 +810,8 @@ def _full_inputs(equation: Any) -> tuple[bool, ...] | None:
     name, shape = equation.primitive.name, equation.outvars[0].aval.shape
     if name == "broadcast_in_dim":
         return (False,)
-    has_constants = any(isinstance(x, jaxprs.Literal) and x.aval.shape for x in equation.invars)
+    constants = [x.aval.shape for x in equation.invars if isinstance(x, jaxprs.Literal)]  # type: ignore[attr-defined]
+    has_constants = any(constants)
     if name not in ELEMENTWISE or not is_of_jax(equation.primitive) or not shape or has_constants:
         return None
     return tuple(x.aval.shape == shape for x in equation.invars)
