@@ -374,6 +374,17 @@ def _checked_init(original: Any) -> Any:
     return init
 
 
+def _with_current_values(export: Any) -> Any:
+    """Allow an export to read variables while it traces: the file keeps their current values."""
+
+    @functools.wraps(export)
+    def export_values(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with allow_reads():
+            return export(self, *args, **kwargs)
+
+    return export_values
+
+
 def attach() -> Integration:
     """Attach the hooks to Keras; if its version is unsupported, refuse variables in scopes."""
     variable: Any = keras.Variable
@@ -399,6 +410,7 @@ def attach() -> Integration:
     keras.Layer.trainable = _known_to_functions(keras.Layer.trainable)
     variable.trainable = _known_to_functions(variable.trainable)
     model.__new__ = functools.wraps(model.__new__)(remembering(model.__new__))
+    model.export = _with_current_values(model.export)
     if not hasattr(metric, "reset_states"):  # Keras 2's name
         metric.reset_states = lambda self: self.reset_state()
     return Integration(
