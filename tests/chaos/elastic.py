@@ -206,7 +206,8 @@ def _check_library(found, library):
     data = data.shuffle(30, seed=7).batch(BATCH)
     if library == "keras":
         next(iter(data))  # `fit` reads an element for its shapes, so its epochs are later passes
-    batches = itertools.chain.from_iterable(iter(data) for _ in itertools.count())
+    passes = itertools.chain.from_iterable(iter(data) for _ in itertools.count())
+    batches = iter(data.repeat()) if library == "nnx" else passes
     last = max(found, default=0)
     violations = []
     weights, speed = [np.full((4, 1), 0.5), np.zeros(1)], [np.zeros((4, 1)), np.zeros(1)]

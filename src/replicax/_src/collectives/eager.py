@@ -163,8 +163,9 @@ def _check_reduce_dtype(x: Any, dtype: Any) -> None:
     Eager code cannot know whether `x` is the gradient of a sharded variable, so all large arrays
     of floating-point numbers count as one.
     """
-    is_float = dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
-    if is_float and x.dtype.itemsize > dtype.itemsize and x.nbytes > SMALL_BYTES:
+    if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return
+    if x.dtype.itemsize > dtype.itemsize and x.nbytes > SMALL_BYTES:
         raise ScopeError(
             f"Eager replicas sum an array of shape {x.shape} and type {x.dtype}, and their strategy"
             f" has reduce_dtype={str(dtype)!r}, which only compiled steps apply to gradients."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import reduce, wraps
@@ -240,9 +240,11 @@ class _BatchParts:
         by_rows = "by rows" if self._weight is None else "by weight"
         token = _reduction.set(_Weighting(by_rows if self._is_mean else "sum", self._share))
         replica = get_replica_context()
-        is_refused = replica is not None and self._share is not None and self._count > 1
+        guard: AbstractContextManager[None] = nullcontext()
+        if replica is not None and self._share is not None and self._count > 1:
+            guard = replica.refuse_all_reduce(_REDUCED_INSIDE)
         try:
-            with replica.refuse_all_reduce(_REDUCED_INSIDE) if is_refused else nullcontext():
+            with guard:
                 result = self._fn(*args, **kwargs)
         finally:
             _reduction.reset(token)

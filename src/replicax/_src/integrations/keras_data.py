@@ -132,6 +132,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
         """Make the next pass start at a saved position, also of another process."""
         if self._resumed is None:
             self.open_pass()
+        assert self._resumed is not None
         self._resumed.restore_state(state)
 
     def start_after(self, state: dict[str, Any]) -> None:

@@ -403,7 +403,7 @@ class FtrlOptimizer(Optimizer):
         >>> w = rx.Variable(1.0)
         >>> rx.compat.v1.train.FtrlOptimizer(0.5).minimize(lambda: w * w)
         >>> round(float(w), 4)
-        -0.3377
+        0.35
     """
 
     def __init__(
