@@ -24,7 +24,7 @@ from replicax._src.data.optional import Ahead, is_plain, take_in_function
 from replicax._src.functions.cache_keys import static_key
 from replicax._src.functions.modes import HostDriven
 from replicax._src.functions.reachable import Edge, ReachableObjects
-from replicax._src.state.cell import Cell
+from replicax._src.state.cell import NO_COPIES, Cell
 from replicax._src.state.levels import is_transformed
 from replicax._src.state.variable import Variable
 from replicax._src.state.variables import value_of
@@ -134,6 +134,7 @@ class Captured(Cell):
         self.name = "a value that the function closes over"
         self.owned = False
         self.guards = None
+        self.copies = NO_COPIES
         self.value = value
 
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,9 @@ _numbers = itertools.count(1)
 # array that a compiled call has consumed. Never block on a replica, worker, dataset or callback
 # while holding it; enqueueing an operation is all that may happen.
 variable_lock = threading.RLock()
+
+Copies: TypeAlias = tuple[Any, Callable[[], np.ndarray]]
+NO_COPIES: Copies = (None, lambda: np.empty(0))
 
 
 class Cell:
@@ -120,7 +123,7 @@ class Cell:
         self.guards: Cell | None = None
         self.line = ""
         self._verdict: Cell | None = None
-        self.copies: tuple[Any, Callable[[], np.ndarray]] = (None, lambda: np.empty(0))
+        self.copies = NO_COPIES
         self.value: Any = None
         if per_replica:
             self.store_same(value)
