@@ -55,8 +55,10 @@ def _backed_from_the_start(original: Any) -> Any:
 
     def init(self: Any, value: Any, **metadata: Any) -> None:
         frame = current()
+        has_mesh = frame.level is None and not jax.sharding.get_abstract_mesh().empty
+        by_strategy = frame.strategy is not None and not has_mesh
         # A strategy shards by `out_sharding` itself; NNX would require a mesh.
-        with nullcontext() if frame.strategy is None else nnx.use_eager_sharding(False):
+        with nnx.use_eager_sharding(False) if by_strategy else nullcontext():
             original(self, value, **metadata)
         is_made_here = frame.strategy is not None and frame.level is None and is_outermost(self)
         if is_made_here and is_free(slot.__get__(self), frame.strategy):
