@@ -58,17 +58,23 @@ CONTEXTS = {
     "none": "contextlib.nullcontext()",
     "compile_time": "jax.ensure_compile_time_eval()",
     "no_jit": "jax.disable_jit()",
+    "mesh": "jax.set_mesh(jax.make_mesh((1,), ('x',)))",
     "x64": "jax.enable_x64(True)",
     "rank": "jax.numpy_rank_promotion('raise')",
     "promotion": "jax.numpy_dtype_promotion('strict')",
-    "mesh": "jax.set_mesh(jax.make_mesh((1,), ('x',)))",
     "leaks": "jax.checking_leaks()",
 }
+SLOW_CONTEXTS = ("x64", "rank", "promotion", "leaks")  # each test starts a process
 
 
 @pytest.mark.parametrize(
     ("context", "inside"),
-    [*((name, False) for name in CONTEXTS), ("none", True), ("compile_time", True)],
+    [
+        *((name, False) for name in CONTEXTS if name not in SLOW_CONTEXTS),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in SLOW_CONTEXTS),
+        ("none", True),
+        ("compile_time", True),
+    ],
 )
 def test_variables_pass_as_arrays_wherever_the_first_is_made(context, inside):
     ended = run_fresh(f"""

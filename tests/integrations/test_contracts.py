@@ -172,7 +172,7 @@ def changes(library, kind, *, every):
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["required", "renamed"])
+@pytest.mark.parametrize("kind", [pytest.param("required", marks=pytest.mark.slow), "renamed"])
 @pytest.mark.parametrize("library", CONTRACTS)
 def test_changed_part_loses_its_feature_alone(library, kind, every, subtests):
     parts, jobs = zip(*changes(library, kind, every=every), strict=True)

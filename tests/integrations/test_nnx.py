@@ -690,29 +690,43 @@ class TestHooksRunNoCodeOfTheUsers:
 
 
 class Sowing(nnx.Module):
-    """Each transform of NNX over submodules, and what a call leaves in the module."""
+    """A transform of NNX over a submodule, and what a call leaves in the module."""
 
     def __init__(self, transform):
         rngs = nnx.Rngs(0)
-        self.inner = Block(3, 0.5, rngs)
+        make, _ = TRANSFORMS[transform]
+        self.inner = make(rngs)
         self.norm = nnx.BatchNorm(3, rngs=rngs)
-        self.stack = Stack(2, 0.5)
-        self.normed = Stack(2, 0.5, NormBlock)
         self.transform = transform
 
     def __call__(self, x):
         self.norm(x)
         self.sow(nnx.Intermediate, "seen", x)
-        return TRANSFORMS[self.transform](self, x)
+        _, call = TRANSFORMS[self.transform]
+        return call(self.inner, x)
+
+
+def block(rngs):
+    return Block(3, 0.5, rngs)
+
+
+def stack(_, kind=Block):
+    return Stack(2, 0.5, kind)
 
 
 TRANSFORMS = {
-    "none": lambda m, x: m.inner(x),
-    "remat": lambda m, x: nnx.remat(lambda inner, x: inner(x))(m.inner, x),
-    "scan": lambda m, x: m.stack(x),
-    "scan with statistics": lambda m, x: m.normed(x),
-    "vmap": lambda m, x: nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(m.stack.layers, x),
-    "cond": lambda m, x: nnx.cond(True, lambda m, x: m(x), lambda _, x: x, m.inner, x),
+    "none": (block, lambda inner, x: inner(x)),
+    "remat": (block, lambda inner, x: nnx.remat(lambda inner, x: inner(x))(inner, x)),
+    "scan": (stack, lambda inner, x: inner(x)),
+    "scan with statistics": (functools.partial(stack, kind=NormBlock), lambda inner, x: inner(x)),
+    "vmap": (
+        stack,
+        lambda inner, x: nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(inner.layers, x),
+    ),
+    "cond": (
+        block,
+        lambda inner, x: nnx.cond(True, lambda m, x: m(x), lambda _, x: x, inner, x),
+    ),
 }
 
 

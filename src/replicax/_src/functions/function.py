@@ -29,6 +29,7 @@ import jax
 from replicax._src.base.errors import TracingError, VariableError
 from replicax._src.base.forks import is_forked, refuse_fork
 from replicax._src.base.tracebacks import shorten
+from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.compat.jax import at_rest, settings, traced, undisturbed
 from replicax._src.context.current import context_key, current, get_strategy, within
 from replicax._src.functions.boundary import Fields, Outputs, with_iterator_arguments
@@ -46,6 +47,7 @@ from replicax._src.functions.modes import (
 )
 from replicax._src.functions.program import ConcreteFunction, Program, notify_watcher
 from replicax._src.functions.reachable import refuse_leaked, refuse_lost
+from replicax._src.functions.recovery import repeat_if_interrupted, run_as_step
 from replicax._src.functions.signature import (
     Arguments,
     conform,
@@ -60,8 +62,6 @@ from replicax._src.state.hooks import births
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_carried
 from replicax._src.topology.mesh import Topology
-from replicax._src.values.origins import has_origin, remade
-from replicax._src.values.per_replica import is_opaque
 from replicax._src.workers import elastic
 
 _MANY_TRACES = 6
@@ -208,26 +208,25 @@ class Function(Generic[_P, _R_co]):
     def _run_compiled(self, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the program for the arguments, or Python if it must drive this call."""
         try:
-            return self._run_recovering(given, named)
-        except PythonFallback:
-            return self._run_in_python(given, named)
+            return repeat_if_interrupted(self._run_step, given, named)
         except HostDriven:
             self._is_host_driven = True
             return self._run_in_python(given, named)
 
-    def _run_recovering(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program; if a worker of an elastic run is lost, repeat it without that worker."""
-        while True:
-            try:
-                return self._run(take_apart(args, kwargs, orders_keywords=self._orders_keywords))
-            except elastic.StepInterrupted as interrupted:
-                recovery = elastic.recover(
-                    interrupted, functools.partial(_check_movable, args, kwargs)
-                )
-                if recovery.is_committed:
-                    return recovery.result
-                if any(map(has_origin, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
-                    args, kwargs = jax.tree.map(remade, (args, kwargs), is_leaf=is_opaque)
+    def _run_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program for the arguments, or Python if no program can take them."""
+        try:
+            return self._run(self._taken_apart(args, kwargs))
+        except PythonFallback:
+            run = functools.partial(self._run_in_python, args, kwargs)
+        return run_as_step(run)
+
+    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Take the arguments apart; workers may have to agree on the shapes of their parts."""
+        try:
+            return take_apart(args, kwargs, orders_keywords=self._orders_keywords)
+        except WorkerLostError as error:
+            raise elastic.interruption(error) from error
 
     def forget_programs(self) -> None:
         """Drop all programs: the devices have changed."""
@@ -380,22 +379,6 @@ class Function(Generic[_P, _R_co]):
 
     def __repr__(self) -> str:
         return f"<rx.function {self._name}>"
-
-
-def _check_movable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise if an argument would lose the part that a lost worker had.
-
-    Raises:
-        CannotResizeError: If so.
-    """
-    for x in jax.tree.leaves((args, kwargs), is_leaf=is_opaque):
-        is_array = isinstance(x, jax.Array) and not is_opaque(x)
-        is_divided = is_array and not x.is_fully_addressable and not x.is_fully_replicated
-        if is_divided and not has_origin(x):
-            raise elastic.CannotResizeError(
-                f"An argument of shape {x.shape} is divided over the workers, and the lost worker"
-                " had a part of it."
-            )
 
 
 _functions: weakref.WeakSet[Function[..., Any]] = weakref.WeakSet()

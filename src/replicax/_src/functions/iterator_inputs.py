@@ -24,7 +24,7 @@ from replicax._src.context.current import current, entered, within
 from replicax._src.data.optional import Ahead, in_function, is_plain
 from replicax._src.functions.modes import HostDriven, PythonFallback, ShapeMismatch
 from replicax._src.functions.signature import examples
-from replicax._src.state.cell import Cell
+from replicax._src.state.cell import Cell, Journal
 from replicax._src.state.levels import (
     Level,
     Overlay,
@@ -37,6 +37,8 @@ from replicax._src.topology.mesh import REPLICA_AXIS, Topology
 from replicax._src.values.per_replica import PerReplica, Stacked, is_distributed, stacked
 from replicax._src.values.placement import NUMERIC, as_array, fitting, is_array
 from replicax._src.workers.elastic import cached_until_resize
+
+_MAX_PEEKED = 64  # elements that a step in Python may hold back
 
 
 class FunctionIteration:
@@ -64,8 +66,22 @@ def _next_element(iterator: Ahead) -> Any:
         return _input_element(iterator, where)
     frame = current()
     with _outside():
-        element = iterator.take()
+        element = _take(iterator, frame.journal)
     return jax.tree.map(_as_array, element) if frame.host_driven else element
+
+
+def _take(iterator: Ahead, journal: Journal | None) -> Any:
+    """Return the next element; in a step of an elastic run, leave it in the iterator."""
+    if journal is None or journal.taken is None:
+        return iterator.take()
+    count = journal.taken.get(iterator, 0)
+    if count < _MAX_PEEKED and iterator.reaches(count + 1):
+        journal.taken[iterator] = count + 1
+        return iterator.peek(count)
+    # The end, an element that failed, or a loop over many elements.
+    journal.is_repeatable = False
+    iterator.consume(journal.taken.pop(iterator, 0))
+    return iterator.take()
 
 
 def traced_function() -> TraceLevel | None:

@@ -98,14 +98,9 @@ class Program:
         # A call that may fail at run time must leave the variables unchanged, so it cannot donate.
         calls = host_calls(lifted.jaxpr)
         self._may_fail = bool(self._verdicts) or not calls.isdisjoint(MAY_RAISE)
-        # An elastic step keeps the old values until all workers have the new ones. Accelerators run
-        # asynchronously, and would have to be waited for: there, a lost worker means a restart.
-        self._is_elastic = (
-            elastic.is_on()
-            and topology is not None
-            and not topology.is_fully_addressable
-            and topology.devices[0].platform == "cpu"
-        )
+        # An elastic step keeps the old values until all workers have the new ones.
+        is_spread = topology is not None and not topology.is_fully_addressable
+        self._is_elastic = is_spread and elastic.is_supported()
         self._calls_back = "debug_callback" in calls
         self.donates = not self._may_fail and not self._is_elastic
         donate = (0,) if self.donates else ()

@@ -352,9 +352,18 @@ class Cell:
 
 
 class Journal(dict[Cell, Any]):
-    """The values that cells had before an eager run wrote to them, for rollback."""
+    """The values that cells had before an eager run wrote to them, for rollback.
+
+    Attributes:
+        is_over: Whether the run has ended.
+        taken: In a step of an elastic run, the iterators that it takes elements from, with their
+            number. The elements are only peeked at until the step is committed.
+        is_repeatable: Whether the rollback is complete, so that the run can be repeated.
+    """
 
     is_over = False
+    taken: dict[Any, int] | None = None
+    is_repeatable = True
 
     def note(self, cell: Cell) -> None:
         """Save the value of `cell` before its first write.

@@ -20,7 +20,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import jax
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.cluster.checks import WorkerLostError
@@ -73,11 +75,12 @@ after = Phase()
 DEVICES, VALUES, INPUT, PROGRAMS, SERVICES = range(5)
 
 # Re-forms the group, given a function that commits the step (None if this worker lacks its
-# results); returns whether it was committed. Empty if the run is not elastic.
-_reform: list[Callable[[Callable[[], None] | None], bool]] = []
+# results) and the number of collectives before the step; returns whether the step was committed.
+Reform: TypeAlias = Callable[[Callable[[], None] | None, int], bool]
+_reform: list[Reform] = []  # empty if the run is not elastic
 
 
-def turn_on(reform: Callable[[Callable[[], None] | None], bool]) -> None:
+def turn_on(reform: Reform) -> None:
     """Make programs commit in two phases from now on, and recover by ``reform``."""
     _reform[:] = [reform]
 
@@ -140,11 +143,36 @@ class Recovery:
     result: Any = None
 
 
-def recover(interrupted: StepInterrupted, check_step: Callable[[], None]) -> Recovery:
+def completed() -> int:
+    """Return how many collectives this worker has completed; 0 if the run is not elastic."""
+    return group.completed if _reform and (group := _group.current()) is not None else 0
+
+
+def interruption(error: WorkerLostError) -> WorkerLostError:
+    """Return the error of a call that lost a worker before its step: an interruption, if possible.
+
+    While the workers agree on the shapes of the arguments, none has changed anything yet.
+    """
+    group = _group.current()
+    is_recoverable = group is not None and group.may_resize and is_supported()
+    return StepInterrupted(group.loss, error.index) if group and is_recoverable else error
+
+
+def is_supported() -> bool:
+    """Whether steps on the devices of this process keep the old values until all have the new ones.
+
+    Accelerators run asynchronously, and would have to be waited for: there, a lost worker means a
+    restart.
+    """
+    return is_on() and jax.local_devices()[0].platform == "cpu"
+
+
+def recover(interrupted: StepInterrupted, before: int, check_step: Callable[[], None]) -> Recovery:
     """Continue after a lost worker: re-form the group, and commit or undo the step.
 
     Args:
         interrupted: The interruption.
+        before: The value of `completed` when the call began.
         check_step: Raises `CannotResizeError` if the step could not be repeated.
 
     Raises:
@@ -159,7 +187,7 @@ def recover(interrupted: StepInterrupted, check_step: Callable[[], None]) -> Rec
     try:
         check.run()
         check_step()
-        is_committed = _reform[0](commit if interrupted.commit is not None else None)
+        is_committed = _reform[0](commit if interrupted.commit is not None else None, before)
     except CannotResizeError as error:
         raise WorkerLostError(f"{interrupted} {error}", interrupted.index) from None
     _log.warning("re-formed in %.2f s: %s", time.monotonic() - began, interrupted)

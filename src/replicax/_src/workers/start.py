@@ -171,17 +171,18 @@ def _start_jax(group: Group, service: str) -> None:
     group.set_collective_ports([port for one in answers for port in one["ports"]])
 
 
-def _reform(group: Group, commit: Callable[[], None] | None) -> bool:
+def _reform(group: Group, commit: Callable[[], None] | None, before: int) -> bool:
     """Go on without a lost worker: agree on the last step, and start JAX again.
 
     Args:
         group: The workers.
         commit: Stores the results of the interrupted step; None if this worker has none.
+        before: The collectives that this worker had completed before the step.
 
     Returns:
         Whether the step was committed.
     """
-    go = group.reform(has_new=commit is not None)
+    go = group.reform(has_new=commit is not None, completed=before)
     if go["is_committed"]:
         assert commit is not None
         commit()
