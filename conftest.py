@@ -1,5 +1,6 @@
 """Test set-up for the whole tree, here at the root so that doctests in src/ get it too."""
 
+import logging
 import os
 import threading
 import time
@@ -68,6 +69,15 @@ def _no_simulated_tpu() -> Iterator[None]:
 def _no_global_seed() -> Iterator[None]:
     yield
     set_global_seed(None)
+
+
+@pytest.fixture(autouse=True)
+def _same_log_level() -> Iterator[None]:
+    """Programs that a test runs may set the level of messages, for their whole process."""
+    log = logging.getLogger("replicax")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture(autouse=True)

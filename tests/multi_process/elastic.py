@@ -4,7 +4,7 @@ A worker is killed at the given point of the library, with ``step`` before it ta
 SIGTERM with ``term`` then; a worker that joins again does not. With ``STOP_AFTER`` in the
 environment, the run commits after that step and ends; with ``WAIT_FOR``, steps are slow while there
 are fewer replicas than that; with ``PACE``, each takes so many seconds longer; with
-``PER_REPLICA``, each replica takes as many rows as that. ``ON_READ`` is the aggregation of a
+``PER_REPLICA``, each replica takes as many rows as that; ``ROWS`` is the size of a batch. ``ON_READ`` is the aggregation of a
 variable with a value for each replica, which counts the steps of all replicas. A line for each step
 goes to the worker's ledger: the step, the number of replicas, this worker's examples, and the bits
 of the loss and the weights.
@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-BATCH = 12
+BATCH = int(os.environ.get("ROWS", "12"))
 
 
 def main(*arguments):  # noqa: C901 - one program, from top to bottom

@@ -53,11 +53,11 @@ def bits(lines):
     return found
 
 
-def check_ledger(found, steps=STEPS):
+def check_ledger(found, steps=STEPS, batch=BATCH):
     """Check that all steps are there, and the survivors met every example exactly once."""
     assert sorted(found) == list(range(1, steps + 1))
     met = [examples(lines) for step, lines in found.items() if len(lines) == lines[0][0]]
-    assert all(len(ids) == BATCH for ids in met)
+    assert all(len(ids) == batch for ids in met)
     assert len({i for ids in met for i in ids}) == sum(map(len, met))
 
 
@@ -76,6 +76,52 @@ def test_survivors_equal_a_run_with_the_same_workers(tmp_path):
     found, expected = ledger(tmp_path / "elastic"), ledger(tmp_path / "reference")
     check_ledger(found)
     assert [bits(found[k]) for k in sorted(found)] == [bits(expected[k]) for k in sorted(expected)]
+    assert left_behind(str(tmp_path)) == []
+
+
+RAGGED = 8  # rows: three workers have 3, 3 and 2 of them
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        ("batch", "2@step@3"),
+        ("iterator", "1@collective@26"),
+        *(
+            pytest.param(form, f"{worker}@collect{end}@{number}", marks=slow)
+            for form, worker, end, number in [
+                ("batch", 0, "ed", 21),
+                ("batch", 1, "ive", 23),
+                ("batch", 2, "ed", 24),
+                ("batch", 1, "ed", 25),
+                ("iterator", 2, "ed", 25),
+                ("iterator", 0, "ive", 27),
+                ("iterator", 1, "ed", 28),
+            ]
+        ),
+    ],
+)
+def test_survivors_go_on_while_batches_have_different_sizes(tmp_path, form, fault):
+    done = launch(tmp_path, "1:3", fault, FORM=form, ROWS=str(RAGGED))
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    assert "sizes [2] chief True" in said
+
+    found = ledger(tmp_path)
+    assert set(sizes(found)) == {3, 2}
+    if form == "batch":
+        check_ledger(found, batch=RAGGED)
+    rows = np.random.default_rng(0).normal(size=(RAGGED * STEPS, 4)).astype("float32")
+    order = replicax.data.Dataset.range(len(rows)).shuffle(30, seed=7).batch(RAGGED)
+    weights, speed = np.ones(4), np.zeros(4)
+    for k, ids in enumerate(order, 1):
+        x = rows[np.asarray(ids)]
+        speed = 0.9 * speed + 2 * (x @ weights - 1) @ x / RAGGED
+        weights = weights - 0.01 * speed
+        seen = np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32")
+        np.testing.assert_allclose(seen, weights, rtol=1e-4)
     assert left_behind(str(tmp_path)) == []
 
 
