@@ -4,10 +4,10 @@ A worker is killed at the given point of the library, with ``step`` before it ta
 SIGTERM with ``term`` then; a worker that joins again does not. With ``STOP_AFTER`` in the
 environment, the run commits after that step and ends; with ``WAIT_FOR``, steps are slow while there
 are fewer replicas than that; with ``PACE``, each takes so many seconds longer; with
-``PER_REPLICA``, each replica takes as many rows as that; ``ROWS`` is the size of a batch. ``ON_READ`` is the aggregation of a
-variable with a value for each replica, which counts the steps of all replicas. A line for each step
-goes to the worker's ledger: the step, the number of replicas, this worker's examples, and the bits
-of the loss and the weights.
+``PER_REPLICA``, each replica takes as many rows as that; ``ROWS`` is the size of a batch.
+``ON_READ`` is the aggregation of a variable with a value for each replica, which counts the steps
+of all replicas. A line for each step goes to the worker's ledger: the step, the number of replicas,
+this worker's examples, and the bits of the loss and the weights.
 """
 
 import json

@@ -7,6 +7,7 @@ left.
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +27,9 @@ def divided(make: Callable[[], jax.Array]) -> jax.Array:
     array = make()
     if elastic.is_on():
         number = id(array)
-        _origins[number] = (weakref.ref(array, lambda _: _origins.pop(number, None)), make)
+        # Bound now, as the names of modules are gone when the interpreter exits. The callback's
+        # argument, the reference, is the default of `pop`.
+        _origins[number] = (weakref.ref(array, partial(_origins.pop, number)), make)
     return array
 
 

@@ -249,7 +249,9 @@ _live: dict[int, weakref.ref[Distributed]] = {}
 
 def _note_live(value: Distributed) -> None:
     number = id(value)
-    _live[number] = weakref.ref(value, lambda _: _live.pop(number, None))
+    # Bound now, as the names of modules are gone when the interpreter exits. The callback's argument,
+    # the reference, is the default of `pop`.
+    _live[number] = weakref.ref(value, partial(_live.pop, number))
 
 
 def live_values() -> list[Distributed]:
