@@ -13,7 +13,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import jax
@@ -249,8 +249,8 @@ _live: dict[int, weakref.ref[Distributed]] = {}
 
 def _note_live(value: Distributed) -> None:
     number = id(value)
-    # Bound now, as the names of modules are gone when the interpreter exits. The callback's argument,
-    # the reference, is the default of `pop`.
+    # Bound now, as the names of modules are gone when the interpreter exits. The callback's
+    # argument, the reference, is the default of `pop`.
     _live[number] = weakref.ref(value, partial(_live.pop, number))
 
 
