@@ -7,7 +7,9 @@ are fewer replicas than that; with ``PACE``, each takes so many seconds longer; 
 ``PER_REPLICA``, each replica takes as many rows as that; ``ROWS`` is the size of a batch.
 ``ON_READ`` is the aggregation of a variable with a value for each replica, which counts the steps
 of all replicas. A line for each step goes to the worker's ledger: the step, the number of replicas,
-this worker's examples, and the bits of the loss and the weights.
+this worker's examples, and the bits of the loss and the weights. With ``TURNOVER``, a worker that
+has joined dies after so many seconds, and the others write their threads, descriptors and MiB of
+memory to ``usage`` files after each change.
 """
 
 import json
@@ -16,6 +18,23 @@ import sys
 import time
 
 BATCH = int(os.environ.get("ROWS", "12"))
+
+
+_started, _noted = time.monotonic(), [0]
+
+
+def turn_over(folder, changes):
+    """Note what this process uses if the workers have changed; end it if it joined long ago."""
+    if changes > _noted[0]:
+        _noted[0] = changes
+        threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
+        with open("/proc/self/statm") as statm:
+            memory = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+        with open(f"{folder}/usage{os.environ['RANK']}.{os.getpid()}", "a") as file:
+            file.write(json.dumps([changes, threads, files, memory]) + "\n")
+    is_old = time.monotonic() - _started > float(os.environ["TURNOVER"])
+    if "REPLICAX_JOIN" in os.environ and is_old:
+        os.kill(os.getpid(), 9)
 
 
 def main(*arguments):  # noqa: C901 - one program, from top to bottom
@@ -96,6 +115,8 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
         while int(count) < last:
             if number := dies_before.pop(int(count) + 1, 0):
                 os.kill(os.getpid(), number)
+            if "TURNOVER" in os.environ:
+                turn_over(folder, len(sizes))
             if os.environ.get("FORM") == "iterator":
                 note(None, train_next(batches))
             else:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -493,3 +494,32 @@ def test_survivors_that_cannot_agree_end():
 def test_options_that_elastic_runs_lack_are_refused(arguments, fault, capsys):
     assert main(["launch", "--elastic", *arguments, "train.py"]) == 2
     assert fault in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.soak
+@pytest.mark.multi_process
+def test_resizes_leave_nothing_behind(tmp_path):
+    rounds = 50  # of a loss and a join
+    options = ("--elastic", "--max-restarts", "1000")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RX_TEST_MARK": str(folder)}
+    env |= {"PYTHONPATH": str(Path(replicax.__file__).parents[1]), "TURNOVER": "12", "PACE": "0.1"}
+    command = [sys.executable, "-m", "replicax", "launch", "--workers", "1:3", *options, TRAINEE]
+    with subprocess.Popen([*command, str(folder), "100000", "2@step@4"], env=env) as launcher:
+        deadline = time.monotonic() + 60 * rounds
+        while time.monotonic() < deadline and launcher.poll() is None:
+            time.sleep(5)
+            usage = [p.read_text().splitlines() for p in folder.glob("usage0.*")]
+            if usage and len(usage[0]) >= 2 * rounds:
+                break
+        launcher.terminate()
+    assert len(usage) == 1, "worker 0 was started again"
+    used = np.array([json.loads(line)[1:] for line in usage[0]])
+    assert len(used) >= 2 * rounds
+    # Of the same size of the group: the changes alternate between a loss and a join.
+    early, late = used[4:10].max(axis=0), used[-6:].max(axis=0)
+    assert late[0] <= early[0] + 2, used[:, 0]
+    assert late[1] <= early[1] + 2, used[:, 1]
+    assert late[2] <= early[2] * 1.1 + 20, used[:, 2]
+    assert left_behind(str(tmp_path)) == []

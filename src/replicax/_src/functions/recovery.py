@@ -43,10 +43,11 @@ def repeat_if_interrupted(
         except elastic.StepInterrupted as interrupted:
             check = functools.partial(_check_movable, args, kwargs)
             recovery = elastic.recover(interrupted, before, check)
-            if recovery.is_committed:
-                return recovery.result
-            if any(map(has_origin, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
-                args, kwargs = jax.tree.map(remade, (args, kwargs), is_leaf=is_opaque)
+        elastic.free_old_backends()  # the frames of the exception, which is gone now, had arrays
+        if recovery.is_committed:
+            return recovery.result
+        if any(map(has_origin, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
+            args, kwargs = jax.tree.map(remade, (args, kwargs), is_leaf=is_opaque)
 
 
 def _check_movable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

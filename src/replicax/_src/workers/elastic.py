@@ -12,6 +12,7 @@ arrays or devices register here: `before` runs while the old arrays can still be
 the new devices exist.
 """
 
+import gc
 import itertools
 import logging
 import time
@@ -121,6 +122,15 @@ def refuse_while_joining(what: str) -> None:
             " `rx.train.Resumable`: create that before the first step, with all objects that a step"
             " changes. The other workers go on without this one."
         )
+
+
+def free_old_backends() -> None:
+    """Free JAX's backends of the time before a resize, when nothing uses their arrays any more.
+
+    A backend is part of reference cycles. It has a dozen threads, and sockets to the other workers;
+    the next full garbage collection may be hours away.
+    """
+    gc.collect()
 
 
 def cached_until_resize(fn: _F) -> _F:

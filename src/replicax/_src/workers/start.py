@@ -215,6 +215,7 @@ def regroup(group: Group, cause: str, prepare: Callable[[], str]) -> None:
         if not group.may_resize:
             raise
     _move(group, group.reform(has_new=False, completed=completed, planned=cause, state=state))
+    elastic.free_old_backends()
 
 
 def take_over(group: Group, restore: Callable[[str], None]) -> None:
@@ -231,6 +232,7 @@ def take_over(group: Group, restore: Callable[[str], None]) -> None:
     except elastic.CannotResizeError as error:
         raise RollCallError(cannot_join(str(error))) from None
     _move(group, group.take_part())
+    elastic.free_old_backends()
 
 
 def _is_started(group: Group, go: Message) -> bool:
