@@ -308,7 +308,89 @@ def test_a_started_collective_of_several_arrays_counts_them_all():
         "  ROOT %d = (f32[64]{0}, f32[16]{0}) all-gather-done(%s)\n}\n"
     )
 
-    assert cost(text).merged() == [Collective("all-gather", 1, 4 * 80, 4)]
+    assert cost(text).merged() == [Collective("all-gather", 1, 4 * 80, 4, asynchronous=1)]
+
+
+CONCURRENT = """\
+%product (a: f32[64,64], b: f32[64,64]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  %b = f32[64,64]{1,0} parameter(1)
+  ROOT %d = f32[64,64]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%body (s: (s32[], f32[64,64])) -> (s32[], f32[64,64]) {
+  %s = (s32[], f32[64,64]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[64,64]{1,0} get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %first = (f32[64,64]{1,0}, f32[256,64]{1,0}) all-gather-start(%x), replica_groups={{0,1,2,3}}FLAG
+  %second = (f32[64,64]{1,0}, f32[256,64]{1,0}) all-gather-start(%x), replica_groups={{0,1,2,3}}
+  %y = f32[64,64]{1,0} fusion(%x, %x), kind=kOutput, calls=%product
+  %g = f32[256,64]{1,0} all-gather-done(%first)
+  %z = f32[64,64]{1,0} fusion(%y, %y), kind=kOutput, calls=%product
+  %h = f32[256,64]{1,0} all-gather-done(%second)
+  %sum = f32[64,64]{1,0} all-reduce(%z), replica_groups={{0,1,2,3}}
+  ROOT %t = (s32[], f32[64,64]{1,0}) tuple(%next, %sum)
+}
+
+%condition (s.1: (s32[], f32[64,64])) -> pred[] {
+  %s.1 = (s32[], f32[64,64]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %ten = s32[] constant(10)
+  ROOT %lt = pred[] compare(%i.1, %ten), direction=LT
+}
+
+ENTRY %main (x.2: f32[64,64]) -> (s32[], f32[64,64]) {
+  %x.2 = f32[64,64]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[64,64]) tuple(%zero, %x.2)
+  ROOT %while = (s32[], f32[64,64]{1,0}) while(%start), condition=%condition, body=%body
+}
+"""
+# What a device sends of an all-gather; of the all-reduce, half of that.
+GATHERED = 3 * SIZE
+
+
+@pytest.mark.parametrize(
+    ("gather_seconds", "waiting"),
+    [
+        # Each product takes a second, and the all-reduce half of a gather's time.
+        (0.5, 0.25),  # the gathers end before the products
+        (1.0, 0.5),
+        (2.0, 1 + 1 + 1),  # the first ends a second after its product, the second as well
+    ],
+)
+def test_asynchronous_collectives_are_waited_for_after_the_operations_in_between(
+    gather_seconds, waiting
+):
+    chip = Limits(PRODUCT, float("inf"), GATHERED / gather_seconds)
+
+    found = Costs(Hlo(CONCURRENT.replace("FLAG", "")), 0, chip).of_step()
+
+    assert found.seconds == pytest.approx(20)
+    assert found.waiting == pytest.approx(10 * waiting)
+    gathers, sums = found.merged()
+    assert (gathers.count, gathers.asynchronous, sums.asynchronous) == (20, 20, 0)
+    assert gathers.apart_seconds == pytest.approx(10 * (1 + 2))
+
+
+def test_a_pair_that_gpus_run_at_once_is_not_asynchronous():
+    flag = ', backend_config={"collective_backend_config":{"is_sync":true}}'
+
+    gathers, _ = cost(CONCURRENT.replace("FLAG", flag)).merged()
+
+    assert (gathers.count, gathers.asynchronous) == (20, 10)
+
+
+def test_a_collective_that_is_spread_over_fusions_runs_beside_those_in_between():
+    chip = Limits(float("inf"), float("inf"), 512 * 1024 * 2 * 7 / 8)  # one second each
+
+    found = Costs(Hlo(HIDDEN), 0, chip).of_step()
+
+    gather, scatter = sorted(found.merged(), key=lambda c: c.kind)
+    assert (gather.asynchronous, scatter.asynchronous) == (1, 0)
+    assert found.waiting == pytest.approx(2)  # nothing takes time in between
 
 
 @pytest.mark.parametrize(

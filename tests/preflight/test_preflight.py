@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import replicax as rx
+from replicax._src.preflight.costs import Collective
 from replicax._src.preflight.report import Memory
 from tests.preflight.needs import needs_compiler
 from tests.tpu.nets import ConvNet, Training, Transformer, slice_of
@@ -149,6 +150,11 @@ def test_what_does_not_fit_says_by_how_much():
     assert "RESOURCE_EXHAUSTED" in report.error
     assert report.headroom < -(2**30)
     assert "does NOT fit" in str(report)
+    # Of 20 GB, three of four replicas hold 15 GB, or 13.97 GiB.
+    assert report.advice[0] == (
+        'variable_policy="sharded": each of 4 replicas stores 1/4 of the variables, 13.97 GiB less'
+        " between steps"
+    )
 
 
 @needs_compiler
@@ -368,6 +374,21 @@ def test_the_estimate_is_the_roofline_that_the_report_states():
     assert "max(flops / peak flops" in str(report)
     assert "fits, with 14.00 GiB to spare" in str(report)
     assert "2 replicas of 2 logical devices" in str(report)
+
+
+def test_the_report_shows_what_runs_concurrently_and_what_would_need_less():
+    gathers = Collective("all-gather", 4, 2**20, 8, asynchronous=2, apart_seconds=6e-3)
+    waits = report_of(collectives=(gathers,), operation_seconds=1.0, waiting_seconds=0.25)
+    full = report_of(fits=False, compiles=False, advice=("shard the variables",))
+
+    text = " ".join(str(waits).replace("│", " ").split())
+    # Two of the four have 3 ms of operations each between start and finish.
+    assert "2 asynchronous with 3 ms of operations" in text
+    assert "1.25e+03 ms if asynchronous collectives run" in text
+    assert "concurrently" not in str(report_of())
+    assert "would need less" in str(full)
+    assert "shard the variables" in str(full)
+    assert rx.tpu.PreflightReport.from_json(full.to_json()) == full
 
 
 def test_a_report_of_failure_shows_the_compilers_words():

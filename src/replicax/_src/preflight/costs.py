@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replicax._src.preflight.hlo import Computation, Hlo, Instruction, Values, groups_of, numbers
@@ -29,6 +29,9 @@ _NO_FLOPS = (
     *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollective", "ConcatBitcast"),
     *("GatherScatterIndices", "Pin", "PrepareAsyncCall", "Sharding", "SliceId", "SPMD", "annotate"),
 )
+# Instructions that run computations, whose collectives are on a timeline of their own.
+_NESTING = ("while", "conditional", "call")
+_CHAIN = re.compile(r'chain_id="(\w+)"')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 # Rough rates of a chip per second, to compare the branches of a conditional.
 _FLOPS, _BYTES, _SENT = 2e14, 1e12, 1e11
@@ -46,6 +49,9 @@ class Collective:
         hosts: The number of hosts (for TPUs, slices) that a group spans, if links between them
             are slower than inside.
         source: The source line.
+        asynchronous: The number of those that start and finish in different instructions.
+        apart_seconds: The time of the operations between start and finish, in total of those that
+            are asynchronous.
     """
 
     kind: str
@@ -54,6 +60,8 @@ class Collective:
     group: int
     hosts: int = 1
     source: str = ""
+    asynchronous: int = 0
+    apart_seconds: float = 0.0
 
     @property
     def wire_bytes(self) -> float:
@@ -61,6 +69,28 @@ class Collective:
         share = (self.group - 1) / self.group if self.group > 1 else 0.0
         whole = {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}
         return self.bytes * whole.get(self.kind, share)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The sums of some collectives; see `Collective`."""
+
+    count: int = 0
+    bytes: int = 0
+    asynchronous: int = 0
+    apart_seconds: float = 0.0
+
+    def plus(self, other: Sent, times: int = 1) -> Sent:
+        """Return the sum with other collectives, which run `times` times."""
+        return Sent(
+            self.count + times * other.count,
+            self.bytes + times * other.bytes,
+            self.asynchronous + times * other.asynchronous,
+            self.apart_seconds + times * other.apart_seconds,
+        )
+
+
+Key = tuple[str, int, int, str]
 
 
 @dataclass
@@ -74,7 +104,9 @@ class Cost:
         far: The part of the traffic that goes to HBM.
         seconds: The sum over operations of the time of the arithmetic or of the HBM traffic,
             whichever is longer; without asynchronous copies and collectives.
-        collectives: Counts and bytes, by kind, group size, hosts and source line.
+        waiting: The time in which the device waits for collectives, if asynchronous ones run
+            concurrently with the operations between their start and finish.
+        collectives: Their sums, by kind, group size, hosts and source line.
         notes: Descriptions of costs that could not be counted, and how often they occurred.
     """
 
@@ -83,7 +115,8 @@ class Cost:
     bytes_once: float = 0.0
     far: float = 0.0
     seconds: float = 0.0
-    collectives: dict[tuple[str, int, int, str], tuple[int, int]] = field(default_factory=dict)
+    waiting: float = 0.0
+    collectives: dict[Key, Sent] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Cost, times: int = 1) -> None:
@@ -92,27 +125,79 @@ class Cost:
         self.bytes += times * other.bytes
         self.far += times * other.far
         self.seconds += times * other.seconds
+        self.waiting += times * other.waiting
         self.bytes_once += other.bytes_once
-        for key, (count, size) in other.collectives.items():
-            had = self.collectives.get(key, (0, 0))
-            self.collectives[key] = had[0] + times * count, had[1] + times * size
+        for key, sent in other.collectives.items():
+            self.collectives[key] = self.collectives.get(key, Sent()).plus(sent, times)
         self.notes.update(other.notes)
 
     @property
     def weight(self) -> float:
         """A rough time, to compare the branches of a conditional."""
-        sent = sum(size for _, size in self.collectives.values())
+        sent = sum(sent.bytes for sent in self.collectives.values())
         return self.flops / _FLOPS + self.bytes / _BYTES + sent / _SENT
 
     def merged(self, *, by_line: bool = False) -> list[Collective]:
         """Return the collectives of one step, largest first."""
-        sums: dict[tuple[Any, ...], list[int]] = {}
-        for (kind, group, hosts, line), (count, size) in self.collectives.items():
-            entry = sums.setdefault((kind, group, hosts, line if by_line else ""), [0, 0])
-            entry[0] += count
-            entry[1] += size
-        made = [Collective(k, n, size, g, h, line) for (k, g, h, line), (n, size) in sums.items()]
+        sums: dict[Key, Sent] = {}
+        for (kind, group, hosts, line), sent in self.collectives.items():
+            key = kind, group, hosts, line if by_line else ""
+            sums[key] = sums.get(key, Sent()).plus(sent)
+        made = [
+            Collective(kind, c.count, c.bytes, group, hosts, line, c.asynchronous, c.apart_seconds)
+            for (kind, group, hosts, line), c in sums.items()
+        ]
         return sorted(made, key=lambda c: -c.bytes)
+
+
+class _Timeline:
+    """The clocks of one run of a computation: of its operations, and of the links.
+
+    Collectives run one after the other on the links; an asynchronous one while operations run.
+
+    Attributes:
+        waiting: The time in which operations waited for collectives.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0.0
+        self._now = self._worked = self._links_end = 0.0
+        # Of each collective that was started: what it is, its end, and the work done before.
+        self._started: dict[str, tuple[Key, float, float]] = {}
+
+    def work(self, seconds: float, waiting: float = 0.0) -> None:
+        """Run an operation, in which the device works and waits for so long."""
+        self._now += seconds + waiting
+        self._worked += seconds
+
+    def start(self, name: str, key: Key, seconds: float) -> None:
+        """Start an asynchronous collective."""
+        self._links_end = max(self._links_end, self._now) + seconds
+        self._started[name] = key, self._links_end, self._worked
+
+    def finish(self, name: str) -> tuple[Key, float] | None:
+        """Wait for a collective; return what it is and the work since its start, if it is known.
+
+        It is not known if it was started in the iteration of a loop before.
+        """
+        if name not in self._started:
+            return None
+        key, end, worked = self._started.pop(name)
+        self._wait_until(end)
+        return key, self._worked - worked
+
+    def block(self, seconds: float) -> None:
+        """Run a collective during which no operation runs."""
+        self._links_end = max(self._links_end, self._now) + seconds
+        self._wait_until(self._links_end)
+
+    def close(self) -> None:
+        """Wait for the links, which the next iteration of a loop needs as much."""
+        self._wait_until(self._links_end)
+
+    def _wait_until(self, end: float) -> None:
+        self.waiting += max(0.0, end - self._now)
+        self._now = max(self._now, end)
 
 
 class Costs:
@@ -140,10 +225,55 @@ class Costs:
         if key not in self._known:
             computation = self._hlo.computations.get(name, Computation())
             values = Values(self._hlo, computation, arguments)
-            total = self._known[key] = Cost()
+            total, timeline = Cost(), _Timeline()
+            self._known[key] = total
             for one in computation.instructions.values():
-                total.add(self._instruction(one, computation, values))
+                cost = self._instruction(one, computation, values)
+                total.add(cost)
+                self._run(one, cost, timeline, total)
+            timeline.close()
+            total.waiting += timeline.waiting
         return self._known[key]
+
+    def _run(self, one: Instruction, cost: Cost, timeline: _Timeline, total: Cost) -> None:
+        """Run an instruction on a timeline; record how far start and finish are apart."""
+        begun, ended = self._begins(one), self._ends(one)
+        if ended and (found := timeline.finish(ended)):
+            key, apart = found
+            total.collectives[key] = total.collectives[key].plus(Sent(apart_seconds=apart))
+        sent = {} if one.opcode in _NESTING else cost.collectives
+        on_links = [(key, self._link_seconds(key, each)) for key, each in sent.items()]
+        for key, seconds in on_links if begun else ():
+            timeline.start(begun, key, seconds)
+        timeline.work(cost.seconds, cost.waiting)
+        for _, seconds in () if begun else on_links:
+            timeline.block(seconds)
+
+    def _link_seconds(self, key: Key, sent: Sent) -> float:
+        kind, group, hosts, _ = key
+        wire = Collective(kind, sent.count, sent.bytes, group).wire_bytes
+        return self._chip.seconds(wire, group, hosts)
+
+    def _begins(self, one: Instruction) -> str:
+        """Return the name of the collective that an instruction starts; empty if none."""
+        if one.opcode == "fusion":
+            return self._chain(one, "AsyncCollectiveStart")
+        return one.name if one.opcode.endswith("-start") or one.opcode == "send" else ""
+
+    def _ends(self, one: Instruction) -> str:
+        """Return the name of the collective for which an instruction waits; empty if none."""
+        if one.opcode == "fusion":
+            return self._chain(one, "AsyncCollectiveDone")
+        return one.operands[0] if one.opcode.endswith("-done") and one.operands else ""
+
+    def _chain(self, fusion: Instruction, target: str) -> str:
+        """Return the chain of collectives of a fusion that contains the custom call `target`."""
+        for name in fusion.called:
+            inside = self._hlo.computations.get(name, Computation()).instructions.values()
+            found = [m[1] for i in inside if (m := _CHAIN.search(i.tail))]
+            if found and any(_target(i) == target for i in inside):
+                return f"chain {found[0]}"
+        return ""
 
     def _instruction(self, one: Instruction, computation: Computation, values: Values) -> Cost:
         """Return the cost of one instruction."""
@@ -158,7 +288,7 @@ class Costs:
                 cost = Cost()
                 for name in one.called:
                     cost.add(self._cost(name, [values.of(x) for x in one.operands]))
-                return cost
+                return cost if one.opcode == "call" else _started(cost)
         return self._single(one, computation)
 
     def _fusion(self, one: Instruction, computation: Computation) -> Cost:
@@ -176,6 +306,7 @@ class Costs:
         cost = Cost()
         for name in fusion.called:
             cost.add(self._cost(name, ()))
+        cost.waiting = 0.0  # the collectives of a fusion are on the timeline of its caller
         if any(name.startswith("all-reduce-scatter") for name in fusion.called):
             # An all-reduce of which each device keeps a part runs as a reduce-scatter.
             line = self._hlo.source(fusion)
@@ -231,7 +362,8 @@ class Costs:
                 cost.notes[f"{kind} whose devices cannot be read, counted as over all"] += 1
             group, hosts = self._group(one)
             key = kind, group, hosts, self._hlo.source(one)
-            cost.collectives[key] = 1, _moved_bytes(one, computation)
+            moved = _moved_bytes(one, computation)
+            cost.collectives[key] = Sent(1, moved, int(_is_asynchronous(one)))
         elif one.opcode == "custom-call":
             _count_custom(one, computation, cost)
         elif one.opcode in ("convolution", "dot"):
@@ -317,6 +449,20 @@ def _is_continued(one: Instruction, computation: Computation) -> bool:
         return False
     users = computation.users.get(one.name, [])
     return not any(_target(user) == "AsyncCollectiveStart" for user in users)
+
+
+def _started(cost: Cost) -> Cost:
+    """Return the cost of a computation that runs concurrently with the operations after it."""
+    cost.waiting = 0.0
+    for key, sent in cost.collectives.items():
+        cost.collectives[key] = replace(sent, asynchronous=sent.count)
+    return cost
+
+
+def _is_asynchronous(one: Instruction) -> bool:
+    """Whether other operations can run between the start and the finish of a collective."""
+    is_split = one.opcode.endswith("-start") or one.opcode == "send" or "chain_id=" in one.tail
+    return is_split and '"is_sync":true' not in one.tail  # GPUs run such a pair at once
 
 
 def _operand_bytes(one: Instruction, computation: Computation) -> int:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from replicax._src.preflight.advice import advise
 from replicax._src.preflight.compiler import Compiling, compile_program
 from replicax._src.preflight.costs import Cost, Costs
 from replicax._src.preflight.hlo import Hlo
@@ -208,6 +209,8 @@ def _make_report(
         bytes_accessed=_traffic(facts, cost),
         compile_seconds=facts.get("seconds", seconds),
         operation_seconds=cost.seconds,
+        waiting_seconds=cost.waiting,
+        advice=() if fits else advise(traced.contents, memory, hbm),
         notes=(*traced.notes, *_count_notes(cost.notes), *unknown_links(target)),
         limits=target.limits,
         largest=largest(hlo, traced.names),

@@ -67,6 +67,9 @@ class PreflightReport:
         compile_seconds: The time of the compilation.
         operation_seconds: The sum of the operations at the roofline: for each, the time of its
             arithmetic or of its memory traffic, whichever is longer.
+        waiting_seconds: The time in which a device waits for collectives, if asynchronous ones run
+            concurrently with the operations between their start and finish.
+        advice: What would bring a step that does not fit under the limit, largest saving first.
         notes: Caveats: costs that could not be counted, or were assumed to be the worst case.
         limits: The peak rates of a device; by default, those of the named topology.
         largest: The largest buffers of a device at its peak memory use, with their source lines:
@@ -99,6 +102,8 @@ class PreflightReport:
     bytes_accessed: float
     compile_seconds: float
     operation_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     limits: Limits | None = None
     largest: tuple[Buffer, ...] = ()
@@ -176,7 +181,7 @@ class PreflightReport:
         values = {f.name: facts[f.name] for f in dataclasses.fields(cls) if f.name in facts}
         values["memory"] = Memory(**facts["memory"])
         values["limits"] = Limits(**facts["limits"]) if facts.get("limits") else None
-        values["notes"] = tuple(facts.get("notes", ()))
+        values |= {name: tuple(facts.get(name, ())) for name in ("advice", "notes")}
         values["largest"] = tuple(Buffer(**b) for b in facts.get("largest", ()))
         for name in ("collectives", "by_line"):
             values[name] = tuple(Collective(**c) for c in facts.get(name, ()))

@@ -58,6 +58,8 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
         ("devices", f"{r.num_devices:,}: {replicas}"),
         ("verdict", _verdict(r)),
     ]
+    if r.advice:
+        rows.append(("would need less", "\n".join(r.advice)))
     if not r.compiles:
         return [*rows, ("compiler", r.error)]
     m, lines = r.memory, [c for c in r.by_line if c.source][:5]
@@ -96,10 +98,14 @@ def _estimate(r: PreflightReport) -> str:
     links = r.communication_seconds
     parts = (r.step_seconds, r.step_seconds - links, links, r.compute_seconds, r.memory_seconds)
     total, work, links_, compute, memory = (f"{1e3 * s:.3g} ms" for s in parts)
-    return (
-        f"{total} = {work} operations + {links_} links\n"
+    lines = [f"{total} = {work} operations + {links_} links"]
+    if any(c.asynchronous for c in r.collectives):
+        overlapped = f"{1e3 * (r.step_seconds - links + r.waiting_seconds):.3g} ms"
+        lines.append(f"{overlapped} if asynchronous collectives run concurrently with operations")
+    lines.append(
         f"all arithmetic by itself {compute}, all memory traffic, on the chip too, {memory}"
     )
+    return "\n".join(lines)
 
 
 def _format_buffer(b: Buffer) -> str:
@@ -117,7 +123,11 @@ def _short(source: str) -> str:
 
 def _format_collective(c: Collective) -> str:
     hosts = f" of {c.hosts:,} machines" if c.hosts > 1 else ""
-    return f"{c.count} x {c.kind} over {c.group:,} devices{hosts}, {show_bytes(c.bytes)} together"
+    text = f"{c.count} x {c.kind} over {c.group:,} devices{hosts}, {show_bytes(c.bytes)} together"
+    if not c.asynchronous:
+        return text
+    apart = f"{1e3 * c.apart_seconds / c.asynchronous:.3g} ms"
+    return f"{text}, {c.asynchronous} asynchronous with {apart} of operations in between"
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

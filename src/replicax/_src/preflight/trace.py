@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from replicax._src.functions.function import BoundFunction, Function
 from replicax._src.functions.jaxpr.lift import lift
 from replicax._src.functions.program import Program
 from replicax._src.functions.signature import Arguments, take_apart
+from replicax._src.preflight.advice import Contents
 from replicax._src.preflight.targets import Target, move_to, redeclare_variables
 from replicax._src.state.cell import Cell
 from replicax._src.state.levels import TraceLevel
@@ -35,6 +36,7 @@ from replicax._src.values.per_replica import (
     pieces,
     stacked,
 )
+from replicax._src.values.sharded import is_sharded_over_replicas
 
 Places = tuple[tuple[int, ...], ...]
 
@@ -52,6 +54,7 @@ class Traced:
         notes: Differences from the script.
         num_replicas: The number of replicas that fill the slice; 0 without a strategy.
         names: The names of the inputs: of variables, or positions of arguments.
+        contents: What is known about the memory of a device.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     num_replicas: int = 0
     names: tuple[str, ...] = ()
+    contents: Contents = field(default_factory=Contents)
 
 
 @dataclass(frozen=True)
@@ -139,15 +143,36 @@ def trace(step: Step, devices: Target, variation: Variation = UNCHANGED) -> Trac
     places, notes = _device_coordinates(found, devices)
     with redeclare_variables(target, variation.policy), move_to(target, used):
         program, avals = _program(step.function, step.arguments, target, variation.rows)
+        contents = _contents(program, target, variation.rows or _batch_rows(step.arguments))
         exported = _export_step(program.jitted, avals, {}, devices)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     serialized = bytes(exported.serialize())
     donated = tuple(range(len(program.changed))) if program.donates else ()
     cells = (c.name for c in (*program.changed, *program.read_only))
-    names = (*cells, *(f"argument {i}" for i in range(len(avals[-1]))))
-    count = target.num_replicas
-    all_notes = (*step.notes, *notes)
-    return Traced(program.name, serialized, axes, donated, places, all_notes, count, names)
+    return Traced(
+        name=program.name,
+        program=serialized,
+        axes=axes,
+        donated=donated,
+        places=places,
+        notes=(*step.notes, *notes),
+        num_replicas=target.num_replicas,
+        names=(*cells, *(f"argument {i}" for i in range(len(avals[-1])))),
+        contents=contents,
+    )
+
+
+def _contents(program: Program, target: Topology, rows: int) -> Contents:
+    """Return what a device of `target` holds."""
+    total = mirrored = 0
+    for cell in (*program.changed, *program.read_only):
+        aval = _cell_aval(cell, target)
+        size = math.prod(aval.sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
+        total += size
+        is_stored_whole = not (cell.transient or cell.sharded or cell.per_replica)
+        if is_stored_whole and is_sharded_over_replicas(aval, "sharded", cell.topology, cell.spec):
+            mirrored += size
+    return Contents(total, mirrored, rows, target.num_replicas)
 
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
@@ -320,9 +345,8 @@ def _program(
     moved = arguments._replace(
         rebuilds=[_rebuild(*pair, target) for pair in _pairs(arguments)],
     )
-    pairs = _array_leaves(arguments)
-    here = next((n for x, a in pairs if (n := _rows_here(x, a))), 0)
-    avals = [_argument_aval(x, target, {here: rows or here}) for x in pairs]
+    here = _batch_rows(arguments)
+    avals = [_argument_aval(x, target, {here: rows or here}) for x in _array_leaves(arguments)]
     level = TraceLevel(in_replica=False)
     lifted, outputs = _lift_step(step, moved, avals, level)
     program = Program(lifted, level, outputs, _name(step))
@@ -357,6 +381,11 @@ def _array_leaves(arguments: Arguments) -> list[tuple[Any, Any]]:
 
 def _is_per_replica(leaf: Any) -> bool:
     return isinstance(leaf, PerReplica)
+
+
+def _batch_rows(arguments: Arguments) -> int:
+    """Return the number of rows of one replica's batch; 0 if no argument is a batch."""
+    return next((n for x, a in _array_leaves(arguments) if (n := _rows_here(x, a))), 0)
 
 
 def _rows_here(leaf: Any, array: Any) -> int:
