@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import replicax as rx
 from replicax._src.cli.main import VERBS, main
-from replicax._src.files.paths import local_file, local_path
+from replicax._src.files.paths import is_url, local_file, local_path, user_path
 from replicax._src.preflight.compiler import Compiling, compile_program
 from replicax._src.preflight.plan import Plan, read_prices
 from replicax._src.workers.settings import read_token
@@ -152,6 +152,39 @@ def test_unknown_scheme_is_refused_and_writes_nothing(name, url, kind):
     assert os.listdir() == []
 
 
+NEARLY_URLS = [
+    "gs:bucket/x",
+    "S3:bucket/x",
+    " gs://bucket/x",
+    "my_fs://bucket/x",
+    "gs:///x",
+    "s3://",
+    "{here}/gs:/bucket/x",  # what os.path.abspath and Path.absolute make of gs://bucket/x
+    "runs/s3://bucket/x",
+    "./runs/my_fs://bucket/x",
+]
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("url", NEARLY_URLS)
+def test_near_miss_of_a_url_is_refused_and_writes_nothing(name, url):
+    with pytest.raises(rx.errors.UnimplementedError):
+        TAKES[name](url.format(here=os.getcwd()))
+
+    assert os.listdir() == []
+
+
+@given(text=st.text(alphabet="gs3:/. _a", max_size=12))
+def test_local_name_never_has_a_folder_that_ends_like_a_scheme(text):
+    """Whatever is accepted as a local name creates no folder called ``gs:`` but after ``./``."""
+    try:
+        name = user_path(text)
+    except (rx.errors.UnimplementedError, ModuleNotFoundError):
+        return
+    if not is_url(name):
+        assert not re.search(r"(^|(?<!^\.)(?<!/\.)/)(gs|s3):/", name)
+
+
 @pytest.mark.parametrize("name", TAKES)
 @pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("S3", "s3fs")])
 def test_missing_package_is_named_with_its_extra(name, scheme, package, monkeypatch):
@@ -216,6 +249,8 @@ LOCAL = {
 def test_url_is_refused_where_only_local_files_are_taken(take):
     with pytest.raises(rx.errors.UnimplementedError, match="local files only"):
         take("gs://bucket/x")
+    with pytest.raises(rx.errors.UnimplementedError, match="behind a local folder"):
+        take(f"{os.getcwd()}/gs:/bucket/x")
 
     assert os.listdir() == []
     assert local_path("file:///tmp/x") == "/tmp/x"
@@ -232,6 +267,7 @@ def test_local_folder_with_a_colon_can_be_named():
     rx.io.gfile.makedirs("./gs:/bucket")
 
     assert os.listdir() == ["gs:"]
+    assert rx.io.gfile.exists(f"{os.getcwd()}/./gs:/bucket")
     assert rx.io.gfile.exists("C:stays") is False
 
 

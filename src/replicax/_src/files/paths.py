@@ -16,6 +16,8 @@ _URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*::)*)([A-Za-z][A-Za-z0-9+.-]+):(/
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
 # Schemes followed by a bucket: with a single slash, the missing second one can be restored.
 _BUCKETS = {"abfs", "abfss", "az", "gcs", "gs", "memory", "oci", "oss", "r2", "s3", "s3a"}
+# Schemes that no local folder has by accident.
+_REMOTE = _BUCKETS | {"hdfs", "http", "https"}
 _EXTRAS = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 _QUERIED = {"http", "https"}  # schemes whose URLs may have a query
 
@@ -40,25 +42,12 @@ def user_path(path: Any) -> str:
     """
     text = os.fsdecode(path)
     found = _URL.match(text)
-    if found is None:
-        if _CHAIN.match(text):
-            raise _refused(text, text.split(":")[0], "is a chain of file systems")
-        return text
-    chain, scheme, slashes = found[1], found[2].lower(), found[3]
-    rest = text[found.end() :]
-    if text.startswith("file:///"):
-        return text.removeprefix("file://")
-    _refuse_secrets(scheme, rest)
-    if chain:
-        raise _refused(text, chain.split(":")[0], "is a chain of file systems")
-    if scheme in ("file", "local"):
-        raise _refused(text, scheme, "is not of the form 'file:///path'")
-    _check_installed(text, scheme)
-    if len(slashes) == 1:
-        if scheme not in _BUCKETS:
-            raise _refused(text, scheme, "has one slash after the scheme (pathlib removes one)")
-        slashes = "//"
-    return f"{scheme}:{slashes}{rest}"
+    if found is not None:
+        return _checked_url(text, found)
+    if _CHAIN.match(text):
+        raise _refused(text, text.split(":")[0], "is a chain of file systems")
+    _refuse_nearly_url(text)
+    return text
 
 
 def local_path(path: Any) -> str:
@@ -77,6 +66,8 @@ def local_path(path: Any) -> str:
     if found is not None and not text.startswith("file:///"):
         _refuse_secrets(found[2].lower(), text[found.end() :])
         raise _refused(text, found[2], "is a URL, and this function takes local files only")
+    if found is None:
+        _refuse_nearly_url(text)
     return text.removeprefix("file://") if found is not None else text
 
 
@@ -102,6 +93,48 @@ def parent(path: str) -> str:
 def absolute(path: str) -> str:
     """Return the absolute path; a URL unchanged, without trailing slashes."""
     return path.rstrip("/") if is_url(path) else os.path.abspath(path)
+
+
+def _checked_url(text: str, found: re.Match[str]) -> str:
+    """Return the URL that ``found`` divides, or the local name that it stands for."""
+    chain, scheme, slashes = found[1], found[2].lower(), found[3]
+    rest = text[found.end() :]
+    if text.startswith("file:///"):
+        return text.removeprefix("file://")
+    _refuse_secrets(scheme, rest)
+    if chain:
+        raise _refused(text, chain.split(":")[0], "is a chain of file systems")
+    if scheme in ("file", "local"):
+        raise _refused(text, scheme, "is not of the form 'file:///path'")
+    if scheme in _BUCKETS - {"memory"} and (not rest or len(slashes) > 2):
+        raise _refused(text, scheme, "names no bucket")
+    _check_installed(text, scheme)
+    if len(slashes) == 1:
+        if scheme not in _BUCKETS:
+            raise _refused(text, scheme, "has one slash after the scheme (pathlib removes one)")
+        slashes = "//"
+    return f"{scheme}:{slashes}{rest}"
+
+
+def _refuse_nearly_url(text: str) -> None:
+    """Raise if a text that is not a URL would create a folder such as ``gs:`` on this machine.
+
+    Such texts are slips of the pen, and URLs that ``os.path.abspath`` or `pathlib` made absolute as
+    if they were local names.
+    """
+    parts = text.split("/")
+    first = parts[0].partition(":")[0].strip()
+    if ":" in parts[0] and (first.lower() in _REMOTE or _is_scheme(parts, 0)):
+        raise _refused(text, first, "is almost a URL: '://' follows a scheme")
+    for i in range(1, len(parts) - 1):
+        if _is_scheme(parts, i) and parts[i - 1] != ".":
+            raise _refused(text, parts[i][:-1], "has a URL behind a local folder")
+
+
+def _is_scheme(parts: list[str], i: int) -> bool:
+    """Whether a name between slashes is a scheme: one of a store, or with two slashes behind it."""
+    is_doubled = parts[i + 1 : -1][:1] == [""]
+    return parts[i].endswith(":") and (is_doubled or parts[i][:-1].lower() in _REMOTE)
 
 
 def _check_installed(text: str, scheme: str) -> None:
