@@ -223,7 +223,8 @@ $(VENV)-foreign/.done: pyproject.toml
 
 $(VENV)-clusters/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clusters
-	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' kubernetes kubernetes-validate kubeflow-trainer-api submitit -e '.[test]'
+	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' distributed kubernetes kubernetes-validate \
+	    kubeflow-trainer-api submitit -e '.[test]'
 	$(VENV)-clusters/bin/python $(PIP_INSTALL) --target $(VENV)-clusters/mpi4py mpi4py  # for some tests only
 	touch $@
 

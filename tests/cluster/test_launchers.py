@@ -1,6 +1,7 @@
 """Every launcher is read, or refused with the names of its variables."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from replicax._src.cluster import launchers
 from replicax._src.cluster.checks import ClusterError
 from replicax._src.cluster.detection import others, resolve_cluster
 from replicax._src.cluster.launchers import detect
+from replicax._src.cluster.signs import multi_process_signs
 from replicax._src.strategy import strategies
 from replicax._src.workers.settings import Settings
 
@@ -59,6 +61,14 @@ LAUNCHERS = {
         },
         ("127.0.0.1", None),
     ),
+    "MVAPICH 4": (
+        {
+            "MVP_COMM_WORLD_SIZE": "2",
+            "MVP_COMM_WORLD_RANK": "1",
+            "MVP_COMM_WORLD_LOCAL_SIZE": "2",
+        },
+        ("127.0.0.1", None),
+    ),
     "MPICH": ({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}, ("127.0.0.1", None)),
     "Slurm": (
         {
@@ -79,6 +89,37 @@ LAUNCHERS = {
             "SKYPILOT_TASK_ID": "sky-1",
         },
         ("10.0.0.1", None),
+    ),
+    "a program on each node": (
+        {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
+        ("a", 29500),
+    ),
+    "Kubeflow TrainJob of PyTorch": (
+        {
+            "PET_NODE_RANK": "1",
+            "PET_NNODES": "2",
+            "PET_MASTER_ADDR": "a",
+            "PET_MASTER_PORT": "29400",
+            "JOB_COMPLETION_INDEX": "1",
+        },
+        ("a", 29400),
+    ),
+    "dstack": (
+        {
+            "DSTACK_NODES_NUM": "2",
+            "DSTACK_NODE_RANK": "1",
+            "DSTACK_MASTER_NODE_IP": "10.0.0.1",
+            "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2",
+        },
+        ("10.0.0.1", None),
+    ),
+    "LeaderWorkerSet": (
+        {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "set-0.set.default"},
+        ("set-0.set.default", None),
+    ),
+    "SageMaker, one variable": (
+        {"SM_RESOURCE_CONFIG": '{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}'},
+        ("algo-1", None),
     ),
     "SageMaker": (
         {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
@@ -116,6 +157,11 @@ RANKS = {
     "RANK",
     "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_RANK",
+    "MVP_COMM_WORLD_RANK",
+    "NODE_RANK",
+    "PET_NODE_RANK",
+    "DSTACK_NODE_RANK",
+    "LWS_WORKER_INDEX",
     "PMI_RANK",
     "SKYPILOT_NODE_RANK",
     "SM_CURRENT_HOST",
@@ -139,6 +185,31 @@ SIGNS = {
     "an sbatch script": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"},
     "an sbatch script on two nodes": {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"},
     "slices without hosts": {"MEGASCALE_NUM_SLICES": "2"},
+    "JAX without an address": {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
+    "JAX without a number": {"JAX_PROCESS_ID": "0"},
+    "a JAXJob without an address": {"NUM_PROCESSES": "2", "PROCESS_ID": "0"},
+    "PyTorch without a number": {"RANK": "0", "MASTER_ADDR": "localhost"},
+    "PyTorch without ranks": {"MASTER_ADDR": "10.0.0.1"},
+    "a rank on this machine": {"LOCAL_RANK": "1"},
+    "MaxText": {"JAX_COORDINATOR_IP": "a", "NNODES": "2", "NODE_RANK": "0"},
+    "the rank of MPI": {"OMPI_COMM_WORLD_RANK": "0"},
+    "Slurm in a container": {"SLURM_PROCID": "1"},
+    "Slurm's older variables": {"SLURM_PROCID": "0", "SLURM_NPROCS": "2"},
+    "a step without its count": {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b"},
+    "a TPU host without the others": {"TPU_WORKER_ID": "1"},
+    "processes of one TPU host": {"TPU_PROCESS_BOUNDS": "2,1,1"},
+    "AWS Neuron": {"NEURON_PJRT_PROCESSES_NUM_DEVICES": "1,1"},
+    "Azure Batch": {"AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5"},
+    "Volcano": {"VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "0"},
+    "Paddle": {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0"},
+    "HTCondor": {"_CONDOR_NPROCS": "2", "_CONDOR_PROCNO": "0"},
+    "LSF without slots": {"LSB_HOSTS": "h1 h2"},
+    "a task of TF_CONFIG": {"TF_CONFIG": '{"task": {"type": "worker", "index": 1}}'},
+    "TF_CONFIG with an empty cluster": {
+        "TF_CONFIG": '{"cluster": {}, "task": {"type": "worker", "index": 1}}'
+    },
+    "an unknown launcher": {"ACME_NUM_NODES": "2", "ACME_NODE_RANK": "0"},
+    "numbered workers": {"WORKER_ID": "1", "NUM_WORKERS": "2"},
 }
 
 
@@ -216,15 +287,63 @@ def test_sign_of_several_processes_without_a_cluster_is_refused(launched, name):
     assert "one of several" in others()
 
 
-def test_pbs_job_on_two_hosts_is_refused(launched, tmp_path):
+@given(
+    prefix=st.from_regex(r"[A-Z][A-Z0-9]{0,5}_", fullmatch=True).filter(
+        lambda text: not re.match(r".*ARRAY|SLURM_|LOCAL_", text)
+    ),
+    names=st.sampled_from(
+        [
+            ("NUM_NODES", "NODE_RANK"),
+            ("NNODES", "RANK"),
+            ("NODE_COUNT", "NODE_INDEX"),
+            ("NUM_PROCESSES", "PROCESS_ID"),
+            ("NPROCS", "PROC_ID"),
+            ("WORLD_SIZE", "RANK"),
+            ("TOTAL_WORKERS", "WORKER_INDEX"),
+            ("HOSTS_NUM", "HOST_ID"),
+            ("GROUP_SIZE", "INDEX"),
+        ]
+    ),
+    count=st.integers(1, 10**4),
+    data=st.data(),
+)
+def test_count_and_rank_of_an_unknown_launcher_are_a_sign(prefix, names, count, data):
+    rank = data.draw(st.integers(0, count - 1))
+    count_name, rank_name = (prefix + name for name in names)
+
+    signs = list(multi_process_signs({rank_name: str(rank), count_name: str(count)}))
+
+    assert (f"{count_name}={count}, {rank_name}={rank}" in signs) == (count > 1)
+    assert list(multi_process_signs({count_name: str(count)})) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE", "BATCH_HOSTS_FILE"]
+)
+def test_job_on_two_hosts_is_refused(launched, tmp_path, name):
     nodes = tmp_path / "nodes"
-    nodes.write_text("h1\nh1\n")
-    launched({"PBS_NODEFILE": str(nodes)})
+    nodes.write_text("h1 1\nh1 1\n\n")
+    launched({name: str(nodes)})
     assert resolve_cluster().num_workers == 1
 
-    nodes.write_text("h1\nh2\n")
+    nodes.write_text("h1 1\nh2 1\n")
 
-    with pytest.raises(ClusterError, match="PBS_NODEFILE lists 2 hosts"):
+    with pytest.raises(ClusterError, match=f"{name} lists 2 hosts"):
+        resolve_cluster()
+
+
+def test_step_whose_nodes_a_container_hides_is_refused(launched):
+    launched({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+
+    with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST is not set"):
+        resolve_cluster()
+
+
+def test_heterogeneous_slurm_job_is_refused(launched):
+    alone = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    launched(LAUNCHERS["Slurm"][0] | alone | {"SLURM_PROCID": "0", "SLURM_HET_SIZE": "2"})
+
+    with pytest.raises(ClusterError, match=r"SLURM_HET_SIZE=2.*JAX_COORDINATOR_ADDRESS"):
         resolve_cluster()
 
 
@@ -256,6 +375,18 @@ def test_replicax_alone_wins_over_every_launcher(launched):
         {"AWS_BATCH_JOB_NUM_NODES": "1"},
         {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"},
         {"PMI_SIZE": "1", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"},
+        {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "1"},
+        {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        {"DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0"},
+        {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"},  # a batch script
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "MASTER_ADDR": "node7"},
+        # Runs that do not belong together, and variables of other programs.
+        {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2"},
+        {"AWS_BATCH_JOB_ARRAY_INDEX": "1", "AWS_BATCH_JOB_ARRAY_SIZE": "2"},
+        {"PBS_ARRAY_INDEX": "1", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
+        {"NUM_WORKERS": "4", "GROUP_SIZE": "3", "NPROC": "2", "TASK_ID": "1", "BATCH_SIZE": "32"},
+        {"CI_NODE_INDEX": "1", "CI_NODE_TOTAL": "2", "PYTEST_XDIST_WORKER_COUNT": "2"},
     ],
     ids=str,
 )

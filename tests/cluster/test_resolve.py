@@ -106,7 +106,7 @@ def test_tf_config_wins_over_a_scheduler(set_tf_config, monkeypatch):
 
 
 def test_an_empty_cluster_means_one_worker(set_tf_config):
-    set_tf_config({"cluster": {}, "task": {"type": "worker", "index": 3}})
+    set_tf_config({"cluster": {}, "task": {"type": "worker", "index": 0}})
 
     assert resolve_cluster().num_workers == 1
     assert resolve_cluster(TPUClusterResolver("")).source == "TPUClusterResolver"
@@ -427,7 +427,12 @@ def test_two_slurm_jobs_do_not_share_a_port(set_all):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"SLURM_PROCID": None}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}], ids=str
+    "changes",
+    [
+        {"SLURM_STEP_NUM_TASKS": None, "SLURM_STEP_NODELIST": None, "SLURM_PROCID": None},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+    ],
+    ids=str,
 )
 def test_a_slurm_shell_or_a_single_task_is_no_cluster(set_all, changes):
     set_all(SLURM, **changes)
@@ -505,7 +510,7 @@ def test_tpu_processes_on_one_host_meet_beside_the_ports_of_libtpu(set_all):
 
 
 def test_one_tpu_host_is_no_cluster(set_all):
-    set_all(TPU, TPU_WORKER_HOSTNAMES="localhost")
+    set_all(TPU, TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
 
     assert detect() is None
 

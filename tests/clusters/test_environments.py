@@ -133,6 +133,17 @@ def ray(mode):
     return LAUNCHER, start
 
 
+def dask():
+    def start(stack, folder, _):
+        if importlib.util.find_spec("distributed") is None:
+            pytest.skip("make test-clusters installs Dask")
+        program = [sys.executable, "-m", "tests.multi_process.under_dask"]
+        paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+        yield started(program, environment(PYTHONPATH=paths))
+
+    return LAUNCHER, start
+
+
 def pods(**how):
     def start(stack, folder, _):
         cluster = Kubernetes(folder, HOSTS, jobset=how["jobset"])
@@ -216,11 +227,22 @@ ENVIRONMENTS = {
     "Kubeflow PyTorchJob": variables(
         {"WORLD_SIZE": "2", "MASTER_ADDR": FIRST, "MASTER_PORT": "{port}"}, rank="RANK"
     ),
+    "TrainJob of PyTorch, without `torchrun`": variables(
+        {"PET_NNODES": "2", "PET_MASTER_ADDR": FIRST, "PET_MASTER_PORT": "{port}"},
+        rank="PET_NODE_RANK",
+    ),
+    "`NODE_RANK`, `NNODES`, `MASTER_ADDR`": variables(
+        {"NNODES": "2", "MASTER_ADDR": FIRST, "MASTER_PORT": "{port}"}, rank="NODE_RANK"
+    ),
+    "LeaderWorkerSet": variables(
+        {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": FIRST} | PORT, rank="LWS_WORKER_INDEX"
+    ),
     "torchrun": launched(["torchrun", "--nproc-per-node=2", "--no-python"], "torchrun"),
     "Ray Train, `JaxTrainer`": ray("trainer"),
     "Ray Train, `rx.integrations.ray.Config()`": ray("backend"),
     "Ray actors with `TF_CONFIG`": ray("actors"),
     "Ray actors without it": ray("bare actors"),
+    "Dask tasks": dask(),
     "Open MPI": launched(OPEN_MPI, "mpirun.openmpi"),
     "MPICH, Intel MPI": launched(MPICH, "mpirun.mpich"),
     "MPICH on several hosts": variables({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}, rank="PMI_RANK"),
@@ -241,12 +263,19 @@ ENVIRONMENTS = {
         {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": f"{FIRST}\n{SECOND}"} | PORT,
         rank="SKYPILOT_NODE_RANK",
     ),
+    "dstack": variables(
+        {"DSTACK_NODES_NUM": "2", "DSTACK_MASTER_NODE_IP": FIRST} | PORT, rank="DSTACK_NODE_RANK"
+    ),
     "SageMaker": variables(
         {"SM_HOSTS": json.dumps(HOSTS)} | PORT,
         each=[{"SM_CURRENT_HOST": host} for host in HOSTS],
     ),
     "Vertex AI": variables({}, each=tasks("CLUSTER_SPEC", cluster=POOLS)),
     "AWS Batch": variables(MAIN | PORT, rank="AWS_BATCH_JOB_NODE_INDEX"),
+    "`JAX_NUM_PROCESSES` without an address": variables(
+        {"JAX_NUM_PROCESSES": "2"}, rank="JAX_PROCESS_ID"
+    ),
+    "a launcher that nobody knows": variables({"ACME_NUM_NODES": "2"}, rank="ACME_NODE_RANK"),
 }
 NEED_KUBERNETES = ("Kubernetes Indexed Job", "JobSet")
 

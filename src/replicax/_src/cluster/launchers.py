@@ -14,13 +14,14 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from replicax._src.cluster.checks import ClusterError, parse_address, port_of_job, show, to_index
+from replicax._src.cluster.signs import multi_process_signs
 from replicax._src.cluster.slurm import expand_counts, expand_hosts, slurm_job
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.compat import jax
@@ -78,9 +79,13 @@ def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
     for read in (*_LAUNCHERS, *_SERVERS) if ask else _LAUNCHERS:
         if facts := read(env):
             return facts
-    signs = list(_multi_process_signs(env))
+    signs = list(multi_process_signs(env))
+    if (workers := _ray_workers()) > 1:
+        signs.append(f"Ray Train has {workers} workers")
     if ask and _is_ray_process():
         signs.append("Ray started it as an actor or a task")
+    if _is_dask_task():
+        signs.append("a Dask worker runs it as a task")
     if signs:
         raise ClusterError(
             f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
@@ -205,6 +210,23 @@ def _torchrun(env: Env) -> ClusterFacts | None:
     )
 
 
+def _one_per_node(env: Env) -> ClusterFacts | None:
+    """Read PyTorch's variables of a node, where the program is started without ``torchrun``.
+
+    Kubeflow Trainer prefixes them with ``PET_``; RunPod, Lightning and MaxText do not.
+    """
+    if "PET_NODE_RANK" in env:
+        prefix, count_name = "PET_", "PET_NNODES"
+    else:
+        prefix, count_name = "", "NNODES" if "NNODES" in env else "NUM_NODES"
+    names = (count_name, f"{prefix}NODE_RANK", f"{prefix}MASTER_ADDR", f"{prefix}MASTER_PORT")
+    if any(name not in env for name in names) or env[count_name].strip() == "1":
+        return None
+    count, index = _count_and_index(env, *names[:2])
+    host, port = env[names[2]], to_index(env[names[3]], names[3])
+    return rank_cluster(count, index, host=host, port=port, source=names[1], job="")
+
+
 # Launchers of MPI programs.
 
 
@@ -218,8 +240,9 @@ def _open_mpi(env: Env) -> ClusterFacts | None:
 
 
 def _mvapich(env: Env) -> ClusterFacts | None:
-    names = ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
-    return _mpi(env, "MVAPICH", names, ("MPIRUN_ID",))
+    prefix = "MVP" if "MVP_COMM_WORLD_SIZE" in env else "MV2"  # since version 4: MVP
+    size, rank, local = (f"{prefix}_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE"))
+    return _mpi(env, "MVAPICH", (size, rank, local), ("MPIRUN_ID",))
 
 
 def _hydra(env: Env) -> ClusterFacts | None:
@@ -327,9 +350,17 @@ def _meeting_place(port: int | None = None) -> tuple[str, int, str]:
 
 def _slurm(env: Env) -> ClusterFacts | None:
     """Read the variables of a Slurm job step."""
-    needed = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
-    if any(name not in env for name in needed):
+    if "SLURM_STEP_NUM_TASKS" not in env:
         return None  # a login shell or a batch script, not a step
+    if env.get("SLURM_HET_SIZE", "1") != "1":
+        raise ClusterError(
+            f"The Slurm job is heterogeneous (SLURM_HET_SIZE={env['SLURM_HET_SIZE']}), and its"
+            f" variables describe only the component of this task. {WRITE_INSTEAD}"
+        )
+    if env["SLURM_STEP_NUM_TASKS"] == "1" and env.get("SLURM_PROCID", "0") == "0":
+        return None
+    if env["SLURM_STEP_NUM_TASKS"] != "1":
+        _required(env, "SLURM_STEP_NODELIST", "the nodes of the step; containers may hide it")
     count, index = _count_and_index(env, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
     if count == 1:
         return None
@@ -375,13 +406,15 @@ def _sage_maker(env: Env) -> ClusterFacts | None:
 
     SageMaker's own images set the variables; other images have only the file.
     """
-    if "SM_HOSTS" in env:
+    if "SM_HOSTS" in env or "SM_CURRENT_HOST" in env:
+        _required(env, "SM_HOSTS", "the JSON list of all hosts")
         hosts, mine = _json(env, "SM_HOSTS"), env.get("SM_CURRENT_HOST")
         names = ("SM_HOSTS", "SM_CURRENT_HOST")
-    elif _SAGE_MAKER_FILE.exists():
-        found = _json({str(_SAGE_MAKER_FILE): _SAGE_MAKER_FILE.read_text()}, str(_SAGE_MAKER_FILE))
+    elif _SAGE_MAKER_FILE.exists() or "SM_RESOURCE_CONFIG" in env:
+        place = str(_SAGE_MAKER_FILE) if _SAGE_MAKER_FILE.exists() else "SM_RESOURCE_CONFIG"
+        found = _json(env if place in env else {place: _SAGE_MAKER_FILE.read_text()}, place)
         hosts, mine = (found.get(key) for key in ("hosts", "current_host"))
-        names = (f"'hosts' in {_SAGE_MAKER_FILE}", f"'current_host' in {_SAGE_MAKER_FILE}")
+        names = (f"'hosts' in {place}", f"'current_host' in {place}")
     else:
         return None
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
@@ -394,6 +427,27 @@ def _sage_maker(env: Env) -> ClusterFacts | None:
         raise ClusterError(f"{names[1]} is {show(mine)}, which is not in {show(hosts)}.")
     job = env.get("TRAINING_JOB_NAME", "")
     return _one_per_host(env, hosts, len(hosts), hosts.index(mine), "SageMaker", job)
+
+
+def _dstack(env: Env) -> ClusterFacts | None:
+    """Read the variables of a dstack task."""
+    if env.get("DSTACK_NODES_NUM", "1") == "1":
+        return None
+    count, index = _count_and_index(env, "DSTACK_NODES_NUM", "DSTACK_NODE_RANK")
+    host = _required(env, "DSTACK_MASTER_NODE_IP", "the address of the first node")
+    job = env.get("DSTACK_RUN_ID", "")
+    port = _choose_port(env, job)
+    return rank_cluster(count, index, host=host, port=port, source="dstack", job=job)
+
+
+def _leader_worker_set(env: Env) -> ClusterFacts | None:
+    """Read the variables of a group of Kubernetes' LeaderWorkerSet."""
+    if env.get("LWS_GROUP_SIZE", "1") == "1":
+        return None
+    count, index = _count_and_index(env, "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
+    host = _required(env, "LWS_LEADER_ADDRESS", "the name of the leader's pod")
+    port = _choose_port(env, host)
+    return rank_cluster(count, index, host=host, port=port, source="LeaderWorkerSet", job="")
 
 
 def _vertex(env: Env) -> ClusterFacts | None:
@@ -534,82 +588,29 @@ _LAUNCHERS: tuple[Callable[[Env], ClusterFacts | None], ...] = (
     _mvapich,
     _hydra,
     _slurm,
+    _one_per_node,
     _sky_pilot,
+    _dstack,
     _sage_maker,
     _vertex,
     _aws_batch,
     _tpu_slice,
+    _leader_worker_set,
 )
 
 _SERVERS = (_ray_train, _mpi4py, _jax_cluster)
-
-
-# Signs of several processes that cannot find each other.
-
-
-def _multi_process_signs(env: Env) -> Iterator[str]:
-    """Yield descriptions of variables that show that this process is one of several."""
-    for name in _COUNTS:
-        if (count := env.get(name, "1").strip()).isdecimal() and int(count) > 1:
-            yield f"{name}={count}"
-    yield from (f"{n}={env[n]}" for n in _RANKS if n in env and not _is_only_process(env, n))
-    if "SLURM_STEP_NUM_TASKS" not in env:
-        for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
-            if env.get(name, "1") != "1":
-                yield f"{name}={env[name]} outside of a job step: start the program with srun"
-    yield from _lists_of_hosts(env)
-    if (workers := _ray_workers()) > 1:
-        yield f"Ray Train has {workers} workers"
 
 
 # Set by MPI launchers that may not name an address.
 _MPI_VARIABLES = (
     "OMPI_COMM_WORLD_SIZE",
     "MV2_COMM_WORLD_SIZE",
+    "MVP_COMM_WORLD_SIZE",
     "PMI_SIZE",
     "PMIX_RANK",
     "JSM_NAMESPACE_SIZE",
     "PALS_SIZE",
 )
-_COUNTS = (
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "JSM_NAMESPACE_SIZE",
-    "FLUX_JOB_SIZE",
-    "HOROVOD_SIZE",
-    "MEGASCALE_NUM_SLICES",
-    "PALS_SIZE",
-    "ALPS_APP_PE_COUNT",
-)
-# Set for every process that a Kubernetes Indexed Job or a PMIx launcher starts, without a count of
-# the processes.
-_RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK")
-
-
-def _is_only_process(env: Env, rank: str) -> bool:
-    """Whether the launcher that set ``rank`` states that it started this process only."""
-    if rank != "PMIX_RANK":
-        return False
-    by_slurm = env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix")
-    return env.get("SLURM_STEP_NUM_TASKS" if by_slurm else "OMPI_COMM_WORLD_SIZE") == "1"
-
-
-def _lists_of_hosts(env: Env) -> Iterator[str]:
-    lists = {
-        "PBS_NODEFILE": _lines(env.get("PBS_NODEFILE")),
-        "LSB_MCPU_HOSTS": env.get("LSB_MCPU_HOSTS", "").split()[::2],  # host, slots, host, ...
-    }
-    for name, hosts in lists.items():
-        if len(set(hosts)) > 1:
-            yield f"{name} lists {len(set(hosts))} hosts"
-
-
-def _lines(path: str | None) -> list[str]:
-    try:
-        return Path(path).read_text().split() if path else []
-    except OSError:
-        return []
 
 
 def _ray_workers() -> int:
@@ -630,6 +631,15 @@ def _is_ray_process() -> bool:
         return False
     # Its method get_task_id() would log a warning in a driver.
     return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def _is_dask_task() -> bool:
+    """Whether this thread runs a task of a Dask worker."""
+    distributed = sys.modules.get("distributed")
+    try:
+        return distributed is not None and distributed.get_worker() is not None
+    except ValueError:
+        return False
 
 
 # Helpers.

@@ -288,7 +288,7 @@ def has_tf_config_cluster() -> bool:
         >>> has_tf_config_cluster()
         False
     """
-    return "cluster" in _load()
+    return _load().get("cluster", {}) != {}
 
 
 def _load() -> dict[str, object]:
