@@ -16,10 +16,10 @@
 #   make test-with JAX=0.11   core, laws, integrations and train with that JAX, the newest of all else
 #   make test-nightly LIBRARY=jax   the same with the main branch of jax, keras or flax
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
-#   make test-keras  Keras's own tests, without replicax, beside it and in a scope (over an hour)
-#   make test-flax  Flax's own tests, with and without replicax
+#   make test-keras  Keras's own tests, beside replicax and in a scope (over an hour)
+#   make test-flax  Flax's own tests, beside replicax and in a scope
 #   make test-public SOURCES=DIR  public programs of keras-io, flax and equinox, which DIR has; a table
-#   make test-jax   JAX's own tests, with and without replicax; JAX_SOURCE names a checkout of JAX
+#   make test-jax   JAX's own tests, beside replicax and after a strategy was used; JAX_SOURCE names a checkout of JAX
 #   make test-clusters  workers under Slurm, Open MPI, MPICH, torchrun and Ray, which it installs (as root)
 #   make test-stores  checkpoints and data behind gs:// and s3://, with emulators that it installs
 #   make docs       the documentation site, in docs/_build

@@ -1,4 +1,4 @@
-"""Run the tests of Flax NNX, which are in its sdist, without replicax, beside it and in a scope.
+"""Run the tests of Flax NNX, which are in its sdist, beside replicax and in a scope.
 
 ``python -m tests.foreign.flax_own [file ...]`` prints how many pass, file by file. `FLAX_TESTS`
 names a folder with Flax's ``tests/nnx``; without it pip downloads the sdist of the installed Flax.
@@ -84,7 +84,7 @@ def _config() -> str:
 SUITE = Suite(
     groups=groups,
     files=lambda group: [folder() / group],
-    ways=("without", "imported", "scope"),
+    ways=("imported", "scope"),
     exceptions=EXCEPTIONS,
     # Some files of Flax ask for these devices themselves, if nothing imported JAX before.
     env=lambda: {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},

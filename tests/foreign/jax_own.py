@@ -1,4 +1,4 @@
-"""Run JAX's own tests without replicax, with replicax imported, and after a strategy was used.
+"""Run JAX's own tests beside replicax, and after a strategy was used.
 
 JAX ships its tests in no package: ``JAX_SOURCE`` names a checkout of the version of JAX that is
 installed. ``python -m tests.foreign.jax_own [group ...]`` prints how many tests pass.
@@ -44,7 +44,7 @@ def _files(group: str) -> list[Path]:
 SUITE = Suite(
     groups=lambda: list(GROUPS),
     files=_files,
-    ways=("without", "imported", "strategy"),
+    ways=("imported", "strategy"),
     exceptions={},
     # The same devices in every way, created before JAX's tests ask for them.
     env=lambda: {"JAX_NUM_CPU_DEVICES": "8", "JAX_SKIP_SLOW_TESTS": "1"},

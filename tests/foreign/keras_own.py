@@ -1,4 +1,4 @@
-"""Run Keras's own tests, from its wheel, without replicax, beside it and in a scope.
+"""Run Keras's own tests, from its wheel, beside replicax and in a scope.
 
 ``python -m tests.foreign.keras_own [group ...]`` prints how many pass, file by file.
 """
@@ -45,7 +45,7 @@ def files(group: str) -> list[Path]:
 SUITE = Suite(
     groups=lambda: list(GROUPS),
     files=files,
-    ways=("without", "imported", "scope"),
+    ways=("imported", "scope"),
     exceptions={"scope": EXCEPTIONS},
     env=lambda: {"KERAS_BACKEND": "jax", "REPLICAX_CPU_DEVICES": "2"},
 )

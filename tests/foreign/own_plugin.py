@@ -1,12 +1,15 @@
 """A pytest plugin: run another library's tests without replicax, after it was used, or in a scope.
 
-`tests.foreign.own_tests` sets `FOREIGN_WAY`, as a plugin of `-p` takes no options before it loads.
+`tests.foreign.own_tests` sets `FOREIGN_WAY`, as a plugin of `-p` takes no options before it loads,
+and `FOREIGN_ONLY`, a file with the names of the tests to run: they may be too many for arguments.
 """
 
 import contextlib
 import functools
+import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +40,13 @@ if WAY == "strategy":
 def _way():
     with _strategy().scope() if WAY == "scope" else contextlib.nullcontext():
         yield
+
+
+def pytest_collection_modifyitems(config, items):
+    if chosen := os.environ.get("FOREIGN_ONLY"):
+        names = set(json.loads(Path(chosen).read_text()))
+        config.hook.pytest_deselected(items=[x for x in items if x.name not in names])
+        items[:] = [x for x in items if x.name in names]
 
 
 def pytest_sessionfinish():
