@@ -1,5 +1,6 @@
 """The JAX that is installed still has what replicax asks of its inside."""
 
+import ast
 import importlib
 import inspect
 
@@ -16,20 +17,34 @@ from replicax._src.functions.recording import recorded
 from tests.fresh_process import run_fresh
 
 WANTED = {
+    "jax._src.array": ["ArrayImpl"],
+    "jax._src.callback": ["_callback_op_sharding"],
+    "jax._src.clusters": ["ClusterEnv"],
     "jax._src.compilation_cache": ["put_executable_and_time"],
     "jax._src.compiler": ["_cache_write", "backend_compile_and_load"],
-    "jax._src.config": ["config_ext", "config_states", "trace_context"],
+    "jax._src.config": ["config_ext", "config_states", "eager_constant_folding", "trace_context"],
     "jax._src.core": ["pytype_aval_mappings", "trace_state_strong_ref"],
     "jax._src.distributed": ["global_state"],
+    "jax._src.dtypes": ["canonicalize_value_handlers"],
+    "jax._src.effects": [
+        "Effect",
+        "control_flow_allowed_effects",
+        "custom_derivatives_allowed_effects",
+        "lowerable_effects",
+        "ordered_effects",
+        "remat_allowed_effects",
+        "shardable_ordered_effects",
+    ],
     "jax._src.interpreters.pxla": ["batched_device_put"],
     "jax._src.tree_util": ["dispatch_registry"],
-    "jax._src.xla_bridge": ["_backend_factories"],
+    "jax._src.xla_bridge": ["_backend_factories", "backends_are_initialized"],
     "jaxlib._jax": [
         "get_distributed_runtime_client",
         "get_distributed_runtime_service",
         "make_gloo_tcp_collectives",
     ],
 }
+ONLY_IN_OLD_JAX = {"jax._src.core": {"canonicalize_value_dtype"}}  # 0.10.1 and earlier
 
 
 @pytest.mark.parametrize(("module", "names"), WANTED.items())
@@ -37,6 +52,41 @@ def test_what_is_needed_is_there(module, names):
     found = importlib.import_module(module)
 
     assert [name for name in names if not hasattr(found, name)] == []
+
+
+def test_every_private_name_is_wanted():
+    """The list above is the count of private names, and what a new JAX is checked for."""
+    used: dict[str, set[str]] = {}
+    tree = ast.parse(inspect.getsource(_jax_private))
+    for owner, name in map(_name_in_module, ast.walk(tree)):
+        if owner is not None:
+            used.setdefault(owner, set()).add(name)
+    wanted = {module: set(names) for module, names in WANTED.items() if module != "jaxlib._jax"}
+    wanted["jax._src.effects"] -= set(_jax_private._EFFECT_SETS)  # looked up in a loop
+    for module, names in ONLY_IN_OLD_JAX.items():
+        wanted[module] |= names
+
+    assert used == wanted
+
+
+def _name_in_module(node):
+    """Return the private module and the name in it that a node reads; None for all other nodes."""
+    match node:
+        case ast.Attribute(value=owner, attr=name):
+            pass
+        case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=name), *_]):
+            pass
+        case _:
+            return None, ""
+    match owner:
+        case ast.Name(id=variable):
+            module = getattr(_jax_private, variable, None)
+        case ast.Call(func=ast.Name(id="_inside"), args=[ast.Constant(value=place)]):
+            module = _jax_private._inside(place)
+        case _:
+            return None, ""
+    found = getattr(module, "__name__", "") if inspect.ismodule(module) else ""
+    return (found, name) if found.startswith("jax._src.") else (None, "")
 
 
 def test_the_class_of_tracers_is_jaxs_own_until_a_part_of_a_variable_is_traced():

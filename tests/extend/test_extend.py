@@ -208,6 +208,21 @@ def test_pending_parameters_are_restored_when_they_get_a_value(library, tmp_path
     np.testing.assert_array_equal(model.w.data, [3.0, 3.0])
 
 
+def test_checkpoints_do_not_look_into_bookkeeping(library, tmp_path):
+    def attach():
+        module = importlib.import_module(library).Module
+        return dataclasses.replace(attach_to(library)(), bookkeeping={module: {"calls"}})
+
+    rx.extend.register_integration(library, attach)
+    lib = importlib.import_module(library)
+    model = lib.Module(jnp.full(2, 3.0))
+    model.calls = [rx.Variable(1.0)]
+    path = rx.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+
+    assert [name for name, _ in rx.train.list_variables(path) if "calls" in name] == []
+    assert any("model/w" in name for name, _ in rx.train.list_variables(path))
+
+
 def test_subclasses_inherit_handlers(library):
     rx.extend.register_integration(library, attach_to(library))
     lib = importlib.import_module(library)

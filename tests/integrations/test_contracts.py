@@ -13,7 +13,7 @@ import replicax as rx
 
 # isort: split
 import flax.nnx  # noqa: F401 - replicax attaches to it now
-import keras  # noqa: F401
+import keras
 
 # isort: split
 from replicax._src.base.contract import Contract, LibraryFeature, PrivatePart, never
@@ -46,6 +46,10 @@ def test_library_has_part(library, part):
     fault = contract.fault(part)
 
     assert not fault, f"{contract.library} {contract.version} {fault}"
+
+
+def test_keras_has_the_records_that_checkpoints_skip():
+    assert vars(keras.layers.Dense(1)).keys() >= keras_private.RECORDS
 
 
 def test_every_feature_has_a_program():

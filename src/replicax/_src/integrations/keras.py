@@ -416,6 +416,7 @@ def attach() -> Integration:
     return Integration(
         variables,
         pending={variable: is_pending},
+        bookkeeping=dict.fromkeys((keras.Operation, keras.Metric, keras.Loss), private.RECORDS),
         exports={keras.Model: _forward},
         checkpoint_children={keras.optimizers.Optimizer: find_part},
         checkpoint_slots={keras.optimizers.Optimizer: find_slot},

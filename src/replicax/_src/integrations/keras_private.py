@@ -253,6 +253,10 @@ MOMENTS = PrivatePart(
     "backend.jax.nn:moments", BATCH_NORMALIZATION, "x, axes, keepdims=False, synchronized=False"
 )
 
+# Records of the calls and the parts of layers, metrics and losses. They are not in the contract: a
+# checkpoint that looked into them would find nothing new.
+RECORDS = frozenset({"_tracker", "_parent_path", "_inbound_nodes", "_outbound_nodes"})
+
 # Control flow.
 COND = PrivatePart("backend.jax.core:cond", _control_flow("cond"), "pred, true_fn, false_fn")
 SCAN = PrivatePart(

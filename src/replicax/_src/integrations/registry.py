@@ -13,7 +13,7 @@ import importlib.abc
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -34,6 +34,8 @@ class Integration:
         pending: For each class whose objects can exist before their value does, a function that
             returns whether an object has no value yet. Checkpoints restore such an object when it
             gets its value.
+        bookkeeping: For each class, the names of attributes in which the library only records
+            something, such as the calls of a layer. Checkpoints do not look into them.
         opaque: For each class whose objects JAX may treat as pytrees, a function that returns
             whether an object must stay whole, because it contains variables.
         exports: For each class that `rx.saved_model.save` accepts, a function that returns an
@@ -55,6 +57,7 @@ class Integration:
 
     variables: Mapping[type, Callable[[Any], Variable | None]] = field(default_factory=dict)
     pending: Mapping[type, Callable[[Any], bool]] = field(default_factory=dict)
+    bookkeeping: Mapping[type, Collection[str]] = field(default_factory=dict)
     opaque: Mapping[type, Callable[[Any], bool]] = field(default_factory=dict)
     exports: Mapping[type, Callable[[Any], tuple[Callable[..., Any], Any]]] = field(
         default_factory=dict
@@ -67,6 +70,7 @@ class Integration:
 _ATTRIBUTES = {
     "variables": "__rx_variable__",
     "pending": "__rx_pending__",
+    "bookkeeping": "__rx_bookkeeping__",
     "opaque": "__rx_opaque__",
     "exports": "__rx_export__",
     "checkpoint_children": "__rx_part__",

@@ -25,10 +25,6 @@ from replicax._src.base.closures import captured
 from replicax._src.base.origin import is_library
 from replicax._src.state.variable import Variable
 
-# Attributes in which libraries keep bookkeeping; the objects are reachable in other ways.
-_BOOKKEEPING = frozenset(
-    {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
-)
 # The attributes of `rx.Variable`; all others on a variable are the user's.
 OF_VARIABLES = frozenset(
     {
@@ -154,13 +150,16 @@ def _items_and_attributes(x: Any) -> Contents:
     named, unnamed = _items_of(x)
     if not kind.has_attributes:
         return Contents(named, unnamed)
+    skipped = []
     for name, value in _attributes(x, kind):
-        if named.setdefault(name, value) is not value:
+        if name in kind.skipped:
+            skipped.append(value)
+        elif named.setdefault(name, value) is not value:
             why = f"an item is named {name!r} too; rename one of them"
             unnamed.append(Unnamed(f".{name}", why, value))
     unnamed += _of_classes(kind, named)
     if not kind.is_library:
-        unnamed += _referents(x, cls, named)
+        unnamed += _referents(x, [cls, getattr(x, "__dict__", None), *named.values(), *skipped])
     return Contents(named, unnamed)
 
 
@@ -231,7 +230,7 @@ def _function_contents(function: types.FunctionType) -> Contents:
 def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
     own = getattr(x, "__dict__", None)
     if isinstance(own, dict):
-        yield from [(k, v) for k, v in own.items() if k not in kind.skipped]
+        yield from list(own.items())
     for name in kind.slots:
         if (value := getattr(x, name, _MISSING)) is not _MISSING:
             yield name, value
@@ -253,10 +252,10 @@ def _of_classes(kind: _Kind, named: Mapping[str, Any]) -> list[Unnamed]:
     ]
 
 
-def _referents(x: Any, cls: Any, named: Mapping[str, Any]) -> list[Unnamed]:
-    """What an object refers to besides its named parts: the items of an iterator, for example."""
-    known = {id(cls), id(getattr(x, "__dict__", None)), *map(id, named.values())}
-    others = [v for v in gc.get_referents(x) if id(v) not in known and not has_no_parts(v)]
+def _referents(x: Any, known: Iterable[Any]) -> list[Unnamed]:
+    """What else an object refers to than known objects: the items of an iterator, for example."""
+    ids = set(map(id, known))
+    others = [v for v in gc.get_referents(x) if id(v) not in ids and not has_no_parts(v)]
     return [Unnamed("{...}", _why_none(x), v) for v in others]
 
 
@@ -279,9 +278,7 @@ def _kind(kind: Any) -> _Kind:
         tuple(dict.fromkeys(slots)),
         OF_VARIABLES
         if issubclass(kind, Variable)
-        else _BOOKKEEPING
-        if {"keras", "flax"} & homes
-        else frozenset(),
+        else frozenset(getattr(kind, "__rx_bookkeeping__", ())),
         # A library's collection stores its items in its attributes: do not list them twice.
         kind not in _BARE and not (is_collection and _home(kind) in _LIBRARIES),
         tuple(base for base in kind.__mro__ if _is_users(base.__module__)),
