@@ -6,6 +6,7 @@ They run by `make test-clusters`, which installs the launchers.
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,12 +75,26 @@ def test_two_slurm_jobs_at_once_do_not_meet(slurm, how):
     assert [sums(job) for job in jobs] == [["2", "2"], ["2", "2"]]
 
 
-@pytest.mark.parametrize("distribution", ["block", "cyclic"])
-def test_slurm_places_ranks_in_any_order(slurm, distribution):
+@pytest.mark.parametrize("distribution", ["block", "cyclic", "arbitrary"])
+def test_slurm_places_ranks_in_any_order(slurm, tmp_path, distribution):
     env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    if distribution == "arbitrary":
+        names = sorted([socket.gethostname().partition(".")[0], "localhost"], reverse=True)
+        env["SLURM_HOSTFILE"] = str(tmp_path / "hosts")
+        (tmp_path / "hosts").write_text("\n".join([names[0], *names, names[1]]))
     command = ["srun", "-N", "2", "-n", "4", f"--distribution={distribution}", *PYTHON]
 
     assert sums(started(command, env)) == ["4"] * 4
+
+
+def test_heterogeneous_slurm_job_is_refused(slurm):
+    env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    job = started(["srun", "-n", "1", *PYTHON, ":", "-n", "1", *PYTHON], env)
+    output, _ = job.communicate(timeout=SECONDS)
+
+    assert job.returncode != 0
+    assert "SUM=" not in output
+    assert "ClusterError: The Slurm job is heterogeneous (SLURM_HET_SIZE=2)" in output
 
 
 def test_sbatch_script_without_srun_is_refused(slurm, tmp_path):

@@ -350,17 +350,8 @@ def _meeting_place(port: int | None = None) -> tuple[str, int, str]:
 
 def _slurm(env: Env) -> ClusterFacts | None:
     """Read the variables of a Slurm job step."""
-    if "SLURM_STEP_NUM_TASKS" not in env:
-        return None  # a login shell or a batch script, not a step
-    if env.get("SLURM_HET_SIZE", "1") != "1":
-        raise ClusterError(
-            f"The Slurm job is heterogeneous (SLURM_HET_SIZE={env['SLURM_HET_SIZE']}), and its"
-            f" variables describe only the component of this task. {WRITE_INSTEAD}"
-        )
-    if env["SLURM_STEP_NUM_TASKS"] == "1" and env.get("SLURM_PROCID", "0") == "0":
+    if not _is_step_of_several(env):
         return None
-    if env["SLURM_STEP_NUM_TASKS"] != "1":
-        _required(env, "SLURM_STEP_NODELIST", "the nodes of the step; containers may hide it")
     count, index = _count_and_index(env, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
     if count == 1:
         return None
@@ -380,16 +371,43 @@ def _slurm(env: Env) -> ClusterFacts | None:
         for host, number in zip(hosts, tasks, strict=True)
         for local in range(number)
     ]
-    if not env.get("SLURM_DISTRIBUTION", "block").startswith("block"):
-        # Only "block" places consecutive ranks on one host; rank 0 is always on the first host.
+    distribution = env.get("SLURM_DISTRIBUTION", "block")
+    if not distribution.startswith("block"):
+        # Only "block" places consecutive ranks on one host; rank 0 is on the first host.
         addresses[1:] = [None] * (count - 1)
+    if distribution.startswith("arbitrary"):  # but here, where Slurm sorts its list of hosts
+        addresses[0] = f"{_first_of_host_file(env)}:{port}"
     return ClusterFacts.of_processes(
-        index,
-        tuple(addresses),
-        coordinator=f"{hosts[0]}:{port}",
-        source="Slurm",
-        job=job,
+        index, tuple(addresses), coordinator=str(addresses[0]), source="Slurm", job=job
     )
+
+
+def _is_step_of_several(env: Env) -> bool:
+    """Whether this is a task of a step with others; raise if nothing says where they are."""
+    if "SLURM_STEP_NUM_TASKS" not in env:
+        return False  # a login shell or a batch script
+    if env.get("SLURM_HET_SIZE", "1") != "1":
+        raise ClusterError(
+            f"The Slurm job is heterogeneous (SLURM_HET_SIZE={env['SLURM_HET_SIZE']}), and its"
+            f" variables do not say on which host task 0 runs. {WRITE_INSTEAD}"
+        )
+    if env["SLURM_STEP_NUM_TASKS"] == "1" and env.get("SLURM_PROCID", "0") == "0":
+        return False
+    if env["SLURM_STEP_NUM_TASKS"] != "1":
+        _required(env, "SLURM_STEP_NODELIST", "the nodes of the step; containers may hide it")
+    return True
+
+
+def _first_of_host_file(env: Env) -> str:
+    """Return the host of rank 0, with ``srun --distribution=arbitrary``."""
+    try:
+        [first, *_] = Path(env.get("SLURM_HOSTFILE", "")).read_text().split()
+    except (OSError, ValueError) as error:
+        raise ClusterError(
+            "Slurm's distribution is 'arbitrary', and its list of hosts, the file SLURM_HOSTFILE,"
+            f" cannot be read here ({error}): it is not known where task 0 runs. {WRITE_INSTEAD}"
+        ) from None
+    return expand_hosts(first)[0]
 
 
 def _sky_pilot(env: Env) -> ClusterFacts | None:
