@@ -41,6 +41,10 @@ VENV := .venv/$(VERSION)
 CONSTRAINTS := constraints/$(VERSION).txt
 PYTEST = -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign and not soak"
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# $(call INSTALL,ENVIRONMENT,GROUPS,ARGUMENTS of pip): replicax with dependency groups of pyproject.toml.
+# `pip install --group` would need pip 25.1.
+INSTALL = $(PYTHON) .ci/requirements $(2) > $(1)/requirements.txt && \
+    $(1)/bin/python $(PIP_INSTALL) $(3) -r $(1)/requirements.txt
 RUN := $(CURDIR)/$(VENV)/bin
 export PATH := $(RUN):$(PATH)
 # The installed pyright is the one we want: no look-up of a newer one.
@@ -95,7 +99,7 @@ NIGHTLY_keras := git+https://github.com/keras-team/keras
 NIGHTLY_flax := git+https://github.com/google/flax
 test-nightly:
 	rm -rf $(VENV)-nightly && $(PYTHON) -m venv $(VENV)-nightly
-	$(VENV)-nightly/bin/python $(PIP_INSTALL) -e '.[test]'
+	$(call INSTALL,$(VENV)-nightly,test,-e .)
 	$(VENV)-nightly/bin/python $(PIP_INSTALL) --upgrade --no-deps $(NIGHTLY_$(LIBRARY))
 	$(VENV)-nightly/bin/python -m pip list | grep -i -E '^(jax|jaxlib|keras|flax|orbax-checkpoint) '
 	$(VENV)-nightly/bin/python $(PYTEST) $(VERSION_TESTS)
@@ -185,7 +189,7 @@ dist:
 # Whether the newest versions that pyproject.toml allows work, `make test` says afterwards.
 constraints:
 	rm -rf $(VENV)-new && $(PYTHON) -m venv $(VENV)-new
-	$(VENV)-new/bin/python $(PIP_INSTALL) -e '.[dev,docs,preflight]' hatchling editables
+	$(call INSTALL,$(VENV)-new,dev docs,-e '.[preflight]' hatchling editables)
 	{ echo '# Every version that `make` installs for Python $(VERSION). Renew: `make constraints`.'; \
 	  $(VENV)-new/bin/python -m pip freeze --exclude-editable; } > $(CONSTRAINTS)
 	rm -rf $(VENV)-new
@@ -197,9 +201,13 @@ constraints/%.txt:
 	@echo "replicax is not tested with Python $*: there is no $@. Name another Python with" \
 	    "make PYTHON=..., or try this one: make constraints, then make test." >&2; exit 1
 
-# One stamp per set of extras; the constraints pin every version, the build tools included.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
-	PIP_CONSTRAINT=$(CONSTRAINTS) python $(PIP_INSTALL) -e '.[$*]'
+# One stamp per extra or group; the constraints pin every version, the build tools included.
+$(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
+	PIP_CONSTRAINT=$(CONSTRAINTS) python $(PIP_INSTALL) -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
+	export PIP_CONSTRAINT=$(CONSTRAINTS); $(call INSTALL,$(VENV),$*,-e .)
 	touch $@
 
 # The TPU compiler (200 MB), for the tests of preflight; where it cannot be had they are skipped.
@@ -218,24 +226,24 @@ $(VENV)-tensorflow/.done $(VENV)-torch/.done: $(VENV)-%/.done:
 
 $(VENV)-foreign/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-foreign
-	$(VENV)-foreign/bin/python $(PIP_INSTALL) $(TORCH) -e '.[test,foreign]'
+	$(call INSTALL,$(VENV)-foreign,test foreign,$(TORCH) -e .)
 	touch $@
 
 $(VENV)-clusters/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clusters
-	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' distributed kubernetes kubernetes-validate \
-	    kubeflow-trainer-api submitit -e '.[test]'
+	$(call INSTALL,$(VENV)-clusters,test,$(TORCH) 'ray[train]' distributed kubernetes kubernetes-validate \
+	    kubeflow-trainer-api submitit -e .)
 	$(VENV)-clusters/bin/python $(PIP_INSTALL) --target $(VENV)-clusters/mpi4py mpi4py  # for some tests only
 	touch $@
 
 $(VENV)-stores/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-stores
-	$(VENV)-stores/bin/python $(PIP_INSTALL) -e '.[test,stores]'
+	$(call INSTALL,$(VENV)-stores,test stores,-e .)
 	touch $@
 
 $(VENV)-jax-%/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-jax-$*
-	$(VENV)-jax-$*/bin/python $(PIP_INSTALL) 'jax==$*.*' -e '.[test]'
+	$(call INSTALL,$(VENV)-jax-$*,test,'jax==$*.*' -e .)
 	touch $@
 
 $(VENV)/pyvenv.cfg:

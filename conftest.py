@@ -41,8 +41,9 @@ _THREAD_PATIENCE = 5.0  # seconds that a thread may take to end after its test
 
 
 @pytest.fixture(autouse=True)
-def _doctest_names(doctest_namespace: dict[str, object]) -> None:
-    doctest_namespace.update(rx=rx, jax=jax, jnp=jnp, np=np, tf=tf)
+def _doctest_names(request: pytest.FixtureRequest, doctest_namespace: dict[str, object]) -> None:
+    if request.path.suffix == ".py":  # pages import what they use: people paste them
+        doctest_namespace.update(rx=rx, jax=jax, jnp=jnp, np=np, tf=tf)
 
 
 @pytest.fixture(autouse=True)

@@ -63,3 +63,16 @@ def test_every_example_is_short_and_in_the_table():
     for path in folder.glob("**/*.py"):
         assert len(path.read_text().splitlines()) < 200, path
         assert (path.name if path.parent == folder else path.parent.name) in table, path
+
+
+def test_the_diff_of_a_port_is_that_of_the_example():
+    block = re.search(r"```diff\n(.*?)```", (DOCS / "porting.md").read_text(), re.DOTALL)
+    folder = DOCS.parent / "examples" / "from_tensorflow"
+    before, after = (
+        (folder / name).read_text().splitlines() for name in ("tensorflow_program.py", "ported.py")
+    )
+
+    for line in block[1].splitlines():
+        if line.strip() and line != " ...":
+            assert line[0] == "+" or line[1:] in before, line
+            assert line[0] == "-" or line[1:] in after, line

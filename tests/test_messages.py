@@ -4,7 +4,9 @@ import logging
 import os
 import traceback
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -33,6 +35,14 @@ def set_item(w):
     w[0] = 1
 
 
+def in_place(w):
+    w -= 0.1
+
+
+def examples():
+    return rx.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones((4, 2))))
+
+
 MISTAKES = {
     "with strategy": (lambda s, w: enter(s), "with strategy.scope():"),
     "with strategy.scope": (lambda s, w: enter(s.scope), "with strategy.scope():"),
@@ -50,6 +60,26 @@ MISTAKES = {
     "optimizers": (lambda s, w: rx.optimizers, "rx.keras.optimizers"),
     "jit": (lambda s, w: rx.jit, "rx.function"),
     "Sequential": (lambda s, w: rx.Sequential, "rx.keras.Sequential"),
+    "value is assigned": (lambda s, w: setattr(w, "value", 1), "variable.assign(value)"),
+    "in place": (lambda s, w: in_place(w), "variable.assign_sub(value)"),
+    "distribute_dataset": (lambda s, w: s.distribute_dataset, "experimental_distribute_dataset"),
+    "parts for args": (lambda s, w: s.run(max, jnp.ones(2), jnp.ones(2)), "args=(x, y)"),
+    "op after value": (lambda s, w: s.reduce(w, "SUM", axis=None), "before the value"),
+    "gather without axis": (lambda s, w: s.gather(w), "MirroredStrategy.gather needs the argument"),
+    "DataParallel": (lambda s, w: rx.distribute.DataParallel, "`MirroredStrategy`"),
+    "FSDP": (lambda s, w: rx.distribute.FSDPStrategy, 'variable_policy="sharded"'),
+    "DataLoader": (lambda s, w: rx.data.DataLoader, "from_tensor_slices"),
+    "no GPU": (lambda s, w: rx.distribute.OneDeviceStrategy("GPU:0"), "`replicax doctor` shows"),
+    "shuffle without buffer": (lambda s, w: examples().shuffle(), "Dataset.shuffle() missing"),
+    "one argument for tuples": (lambda s, w: list(examples().map(lambda e: e)), "each part"),
+    "single examples": (
+        lambda s, w: next(iter(s.experimental_distribute_dataset(examples()))),
+        "dataset.batch(global_batch_size)",
+    ),
+    "no Checkpoint": (
+        lambda s, w: rx.train.CheckpointManager(w, "folder", max_to_keep=1),
+        "rx.train.Checkpoint(model=model)",
+    ),
     "parameters that differ": (
         lambda s, w: s.run(lambda: jnp.ones(2)) + 1,
         "all-reduce the gradients",
@@ -60,7 +90,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_what_to_write(strategy, w, name):
     make, words = MISTAKES[name]
-    with pytest.raises((AttributeError, TypeError, ValueError)) as raised:
+    with pytest.raises((AttributeError, TypeError, ValueError, RuntimeError)) as raised:
         make(strategy, w)
 
     assert words in str(raised.value)
@@ -80,6 +110,54 @@ def test_an_optax_optimizer_in_compile_is_explained():
         model.compile(optax.adam(0.1), "mse")
 
     assert "rx.keras.optimizers.Adam" in "".join(raised.value.__notes__)
+
+
+def needs_two(x, y):
+    return x
+
+
+def changes_in_place(x):
+    outer = x if x is None else outer - x  # noqa: F821, F841 - the mistake
+
+
+IN_REPLICAS = {
+    "backward": (lambda x: x.sum().backward(), "`tape.gradient(loss, variables)`"),
+    "minimize": (lambda x: rx.keras.optimizers.SGD().minimize(x, []), "apply_gradients(zip("),
+    "numpy": (lambda x: x.numpy(), "numpy.asarray(x)"),
+    "unknown axis": (lambda x: jax.lax.psum(x, "batch"), "all_reduce('SUM', x)"),
+    "local name": (changes_in_place, "`w.assign_sub(value)`"),
+    "too few arguments": (needs_two, "passed 1 argument to needs_two(x, y). `args=batch` passes"),
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", IN_REPLICAS)
+def test_a_mistake_in_a_replica_gets_a_note(strategy, name, compiled):
+    fn, words = IN_REPLICAS[name]
+    step = lambda x: strategy.run(fn, args=(x,))  # noqa: E731
+
+    with pytest.raises((AttributeError, NameError, TypeError, ValueError)) as raised:
+        (rx.function(step) if compiled else step)(jnp.ones(3))
+
+    notes = raised.value.__notes__
+    assert sum(words in note for note in notes) == 1, notes
+
+
+def test_gradients_that_are_all_none_get_a_note(strategy):
+    with strategy.scope():
+        weight, optimizer = rx.keras.Variable(1.0), rx.keras.optimizers.SGD()
+
+    with pytest.raises(ValueError, match="No gradients provided") as raised:
+        strategy.run(lambda: optimizer.apply_gradients([(None, weight)]))
+
+    assert any("the tape did not record" in note for note in raised.value.__notes__)
+
+
+def test_an_error_of_the_function_itself_gets_no_note_about_arguments(strategy):
+    with pytest.raises(TypeError, match="missing 1 required") as raised:
+        strategy.run(lambda x: needs_two(x), args=(jnp.ones(3),))
+
+    assert not any("strategy.run" in note for note in raised.value.__notes__)
 
 
 # Tracebacks.

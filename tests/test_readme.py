@@ -1,5 +1,6 @@
 """The programs in the README and in the page about Keras run, and do what is said there."""
 
+import doctest
 import re
 from pathlib import Path
 
@@ -68,3 +69,31 @@ def test_the_programs_of_the_first_page_learn(program):
 
     assert result.returncode == 0, result.stderr
     assert float(re.findall(r"loss: ([\d.e-]+)", result.stdout)[-1]) < 0.5
+
+
+def pasted(path):
+    """What a reader pastes: the code blocks of a page, without prompts and outputs."""
+    examples = doctest.DocTestParser().get_examples((ROOT / path).read_text())
+    return "".join(example.source for example in examples) or "".join(programs(path)[:2])
+
+
+OTHERS = sorted(
+    f"docs/{path.name}"
+    for path in (ROOT / "docs").glob("*.md")
+    if '["CPU:0", "CPU:1"]' in path.read_text()
+)
+QUICKSTARTS = ["docs/index.md", "docs/keras.md", "docs/custom_loop.md", "docs/jax.md"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *QUICKSTARTS,
+        *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS if p not in QUICKSTARTS),
+    ],
+)
+def test_a_page_runs_when_it_is_pasted_without_any_setting(path, tmp_path):
+    """On a machine with one CPU device; `strategy` makes the second, as JAX has not started yet."""
+    result = run_fresh(pasted(path), REPLICAX_CPU_DEVICES="", TMPDIR=str(tmp_path))
+
+    assert result.returncode == 0, result.stderr

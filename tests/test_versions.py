@@ -1,6 +1,9 @@
 """The supported versions are the same wherever the project states them."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from itertools import product
@@ -11,7 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, GROUPS = SETTINGS["project"], SETTINGS["dependency-groups"]
 PYTHONS = sorted(path.stem for path in (ROOT / "constraints").glob("*.txt"))
 
 # The first Python on which a minor version of JAX installs, by the metadata of its wheel.
@@ -30,8 +34,31 @@ def pairs() -> set[tuple[str, str]]:
 
 def requirements() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    lines = PROJECT["dependencies"] + [line for name in extras for line in extras[name]]
-    return [Requirement(line) for line in lines]
+    lists = [PROJECT["dependencies"], *extras.values(), *GROUPS.values()]
+    return [Requirement(line) for lines in lists for line in lines if isinstance(line, str)]
+
+
+def listed(*groups: str) -> list[str]:
+    command = [sys.executable, ROOT / ".ci" / "requirements", *groups]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_dependency_groups_are_listed_with_those_that_they_include():
+    assert listed("dev") == GROUPS["test"] + GROUPS["lint"]
+    assert listed("test", "docs") == GROUPS["test"] + GROUPS["docs"]
+
+
+def test_extras_that_groups_name_exist():
+    ours = [r for r in requirements() if canonicalize_name(r.name) == "replicax"]
+
+    assert {extra for r in ours for extra in r.extras} <= set(PROJECT["optional-dependencies"])
+
+
+def test_an_unknown_dependency_group_is_refused():
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        listed("dvelopment")
+
+    assert "No dependency group 'dvelopment'" in raised.value.stderr
 
 
 def test_constraints_cover_the_pythons_of_the_classifiers():
@@ -86,3 +113,23 @@ def test_the_page_of_versions_has_every_pair():
     for python, found in cells.items():
         for jax, cell in zip(jaxes, found, strict=True):
             assert ("does not exist" in cell) == ((python, jax) not in pairs()), (python, jax)
+
+
+def test_published_links_lead_to_the_tag_of_the_repository(tmp_path):
+    if not (ROOT / ".ci" / "links").exists():
+        pytest.skip("an sdist is already published")
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    links = [sys.executable, ROOT / ".ci" / "links", "https://example.org/x/", "1.2.3", tmp_path]
+    subprocess.run(links, check=True)
+
+    targets = re.findall(r"\]\(([^)]*)\)", (tmp_path / "README.md").read_text())
+    assert all(target.startswith("https://") for target in targets)
+    prefix = "https://example.org/x/blob/v1.2.3/"
+    files = [target.removeprefix(prefix) for target in targets if target.startswith(prefix)]
+    assert len(files) > 10
+    assert all((ROOT / file.partition("#")[0]).exists() for file in files)
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Source"] == "https://example.org/x"
+    assert (ROOT / urls["Changelog"].removeprefix(prefix)).exists()

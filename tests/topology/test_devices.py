@@ -56,7 +56,7 @@ def test_a_device_that_does_not_exist_lists_those_that_do(name):
     assert f"There is no device {name!r}" in message
     assert "CPU:0 to CPU:7" in message
     assert "REPLICAX_CPU_DEVICES=8" in message
-    assert "jax_num_cpu_devices" in message
+    assert "create the strategy before the first JAX computation" in message
     assert isinstance(error.value, ValueError)
 
 

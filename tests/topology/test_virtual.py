@@ -249,6 +249,46 @@ def test_nothing_planned_is_none(monkeypatch):
     assert virtual_devices.planned_cpu_devices() is None
 
 
+_NAMED = """
+import replicax as rx
+rx.distribute.MirroredStrategy({names})
+import jax
+print(len(jax.devices()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "environment", "count"),
+    [
+        (["CPU:0", "CPU:1"], {}, "2"),
+        (["/cpu:1", "/device:CPU:2", "cpu:0"], {}, "3"),
+        (["CPU:0"], {}, "1"),
+        (["CPU:0", "CPU:1"], {"REPLICAX_CPU_DEVICES": "4"}, "4"),
+        (["CPU:0", "CPU:1"], {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, "3"),
+    ],
+)
+def test_named_cpu_devices_are_made_unless_their_number_is_set(names, environment, count):
+    result = run_fresh(_NAMED.format(names=names), **({"REPLICAX_CPU_DEVICES": ""} | environment))
+
+    assert result.stdout.split() == [count], result.stderr
+
+
+@pytest.mark.parametrize("names", [["CPU:0", "CPU:7"], ["CPU:1", "CPU:2"], ["CPU:0", "GPU:1"]])
+def test_no_cpu_devices_are_made_for_names_with_gaps(names):
+    result = run_fresh(_NAMED.format(names=names), REPLICAX_CPU_DEVICES="")
+
+    assert "There is no device" in result.stderr
+
+
+def test_named_cpu_devices_after_the_start_of_jax_are_refused_with_the_way_out():
+    script = "import replicax as rx, jax.numpy as jnp; jnp.ones(1)" + _NAMED
+
+    result = run_fresh(script.format(names=["CPU:0", "CPU:1"]), REPLICAX_CPU_DEVICES="")
+
+    assert "There is no device 'CPU:1'" in result.stderr
+    assert "create the strategy before the first JAX computation" in result.stderr
+
+
 @pytest.mark.parametrize(("devices", "threads"), [(2, 8), (4, 16), (8, 32), (64, 256)])
 def test_four_threads_for_each_device(devices, threads):
     assert virtual_devices.threads_needed(devices) == threads

@@ -58,6 +58,10 @@ _HOMES = {
 }
 
 _ABSENT = {
+    "DataLoader": (
+        "Write `rx.data.Dataset.from_tensor_slices(arrays).shuffle(n).batch(global_batch_size)`, or"
+        " give a torch DataLoader to `strategy.experimental_distribute_dataset`."
+    ),
     "IteratorSpec": "Iterators are Python objects here; read `iterator.element_spec` instead.",
     "NumpyIterator": "Write `dataset.as_numpy_iterator()`.",
 }

@@ -170,7 +170,8 @@ def requires(name: str, position: int, advice: str) -> Callable[[_F], _F]:
         @functools.wraps(method)
         def checked(*args: Any, **kwargs: Any) -> Any:
             if len(args) <= position and name not in kwargs:
-                raise TypeError(f"{method.__qualname__} needs the argument {name!r}: {advice}")
+                place = f"{type(args[0]).__name__}.{method.__name__}"
+                raise TypeError(f"{place} needs the argument {name!r}: {advice}")
             return method(*args, **kwargs)
 
         return cast("_F", checked)

@@ -29,6 +29,15 @@ ASYNCHRONOUS = {
         'Variables are not cut over servers. `MirroredStrategy(variable_policy="sharded")` keeps'
         " a part of each on every device, `rx.tpu.LayoutMap` cuts those that it names."
     ),
+    **dict.fromkeys(
+        ("DataParallel", "DistributedDataParallel", "DDPStrategy"),
+        "Write `MirroredStrategy` for one machine, `MultiWorkerMirroredStrategy` for several.",
+    ),
+    **dict.fromkeys(
+        ("FSDP", "FSDPStrategy", "FullyShardedDataParallel", "ModelParallel"),
+        'Write `MirroredStrategy(variable_policy="sharded")`, which keeps a part of each variable'
+        " on every device.",
+    ),
     "rpc": "There are no remote calls: every worker runs the whole program.",
     "PreemptionWatcher": (
         "Use `rx.distribute.experimental.PreemptionCheckpointHandler`, which saves and stops when"

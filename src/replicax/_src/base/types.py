@@ -313,9 +313,10 @@ class ReduceOp(enum.Enum, metaclass=_ReduceOpType):
             return op
         if isinstance(op, str) and op.upper() in ReduceOp.__members__:
             return ReduceOp[op.upper()]
+        named = repr(op) if isinstance(op, str) else f"of type {type(op).__name__}"
         raise ValueError(
-            f"There is no reduce op {op!r}; use rx.distribute.ReduceOp.SUM or MEAN,"
-            ' or the text "SUM" or "MEAN".'
+            f"There is no reduce op {named}; use rx.distribute.ReduceOp.SUM or MEAN,"
+            ' or the text "SUM" or "MEAN", as the first argument, before the value.'
         )
 
 

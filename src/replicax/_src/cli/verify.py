@@ -20,9 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._src.base.types import VariableAggregation, VariableSynchronization
 from replicax._src.context.current import get_replica_context
 from replicax._src.data.dataset import Dataset
 from replicax._src.files.paths import local_file
+from replicax._src.functions.control_flow import cond, scan
 from replicax._src.functions.function import function
 from replicax._src.functions.gradients import value_and_grad
 from replicax._src.nn.loss import mean_loss
@@ -97,18 +99,24 @@ def _about(strategy: Any) -> dict[str, Any]:
     }
 
 
-def _checks(strategy: Any) -> Iterator[Check]:
+def _checks(strategy: Any, compiled: Callable[[Any], Any] = function) -> Iterator[Check]:
+    """Yield the results of all checks; ``compiled`` makes a step of a Python function."""
     sharded = MirroredStrategy(list(strategy.topology.devices), variable_policy="sharded")
-    yield _check("all_reduce SUM and MEAN, compiled", lambda: _all_reduce(strategy, function))
-    yield _check("all_reduce SUM and MEAN, eager", lambda: _all_reduce(strategy, lambda f: f))
-    yield _check("all_gather and gather", lambda: _gather(strategy))
-    yield _check("gradient of an all-reduce", lambda: _gradient(strategy))
-    yield _check("training, compiled", lambda: _train(strategy, function))
-    yield _check("training, eager", lambda: _train(strategy, lambda f: f))
-    yield _check("training, sharded variables", lambda: _train(sharded, function))
-    yield _check("training in bfloat16", lambda: _train(strategy, function, jnp.bfloat16))
+    eager = lambda f: f  # noqa: E731
+    yield _check("all_reduce SUM and MEAN, compiled", lambda: _all_reduce(strategy, compiled))
+    yield _check("all_reduce SUM and MEAN, eager", lambda: _all_reduce(strategy, eager))
+    yield _check("all_gather and gather", lambda: _gather(strategy, compiled))
+    yield _check("gradient of an all-reduce", lambda: _gradient(strategy, compiled))
+    yield _check("variables in scan and cond", lambda: _control_flow(strategy, compiled))
+    yield _check("variables read across replicas", lambda: _on_read(strategy, compiled))
+    yield _check("random numbers of the replicas", lambda: _random(strategy, compiled))
+    yield _check("training, compiled", lambda: _train(strategy, compiled))
+    yield _check("training, eager", lambda: _train(strategy, eager))
+    yield _check("training, sharded variables", lambda: _train(sharded, compiled))
+    yield _check("training in bfloat16", lambda: _train(strategy, compiled, jnp.bfloat16))
     yield _check("keras fit", lambda: _keras(strategy), "keras")
-    yield _check("flax nnx", lambda: _nnx(strategy), "flax")
+    yield _check("keras, custom loop", lambda: _keras_loop(strategy, compiled), "keras")
+    yield _check("flax nnx", lambda: _nnx(strategy, compiled), "flax")
     yield _check("checkpoint", lambda: _checkpoint(strategy), "orbax")
 
 
@@ -139,21 +147,21 @@ def _all_reduce(strategy: Any, wrap: Callable[[Any], Any]) -> tuple[Any, Any]:
     return np.stack(results), np.stack([np.concatenate([total, total / n])] * len(results))
 
 
-def _gather(strategy: Any) -> tuple[Any, Any]:
+def _gather(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
     def step() -> Any:
         replica = get_replica_context()
         assert replica is not None
         mine = jnp.ones((2, 3)) * replica.replica_id_in_sync_group
         return replica.all_gather(mine, axis=0).sum(), mine
 
-    sums, rows = function(lambda: strategy.run(step))()
+    sums, rows = compiled(lambda: strategy.run(step))()
     n = strategy.num_replicas_in_sync
     total = strategy.reduce("SUM", sums, axis=None)
     found = np.append(np.asarray(strategy.gather(rows, axis=0)).ravel(), total)
     return found, np.append(np.repeat(np.arange(n), 6), n * 3.0 * n * (n - 1))
 
 
-def _gradient(strategy: Any) -> tuple[Any, Any]:
+def _gradient(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
     def step(x: Any) -> Any:
         replica = get_replica_context()
         assert replica is not None
@@ -161,10 +169,56 @@ def _gradient(strategy: Any) -> tuple[Any, Any]:
         return jax.grad(loss)(x)
 
     x, n = jnp.arange(4.0), strategy.num_replicas_in_sync
-    found = strategy.experimental_local_results(
-        function(lambda x: strategy.run(step, args=(x,)))(x)
-    )[0]
-    return found, 2 * n * n * np.arange(4.0)
+    gradients = compiled(lambda x: strategy.run(step, args=(x,)))(x)
+    return strategy.experimental_local_results(gradients)[0], 2 * n * n * np.arange(4.0)
+
+
+def _control_flow(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Add the sum over the replicas in each iteration but the odd ones."""
+    with strategy.scope():
+        total = Variable(jnp.zeros(3))
+
+    def step() -> None:
+        replica = get_replica_context()
+        assert replica is not None
+        mine = jnp.ones(3) * (replica.replica_id_in_sync_group + 1)
+
+        def body(carry: Any, i: Any) -> tuple[Any, None]:
+            add = lambda: total.assign_add(replica.all_reduce("SUM", mine) * i)  # noqa: E731
+            cond(i % 2 == 0, add, total.read_value)
+            return carry, None
+
+        scan(body, None, jnp.arange(5))
+
+    compiled(lambda: strategy.run(step))()
+    n = strategy.num_replicas_in_sync
+    return total.numpy(), np.full(3, (0 + 2 + 4) * n * (n + 1) / 2)
+
+
+def _on_read(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Count rows on each replica; reading the count adds them up."""
+    with strategy.scope():
+        on_read = VariableSynchronization.ON_READ
+        count = Variable(0.0, synchronization=on_read, aggregation=VariableAggregation.SUM)
+    step = compiled(lambda x, y: strategy.run(lambda x: count.assign_add(len(x)), args=(x,)))
+    for batch in _batches(strategy):
+        step(*batch)
+    return float(count), _ROWS * _STEPS
+
+
+def _random(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Draw other numbers on each replica, and the same by a program of one device."""
+
+    def step(key: Any) -> Any:
+        replica = get_replica_context()
+        assert replica is not None
+        return jax.random.bits(jax.random.fold_in(key, replica.replica_id_in_sync_group), (4,))
+
+    key = jax.random.key(0)
+    draws = compiled(lambda key: strategy.run(step, args=(key,)))(key)
+    found = np.stack(strategy.experimental_local_results(draws))
+    keys = [jax.random.fold_in(key, replica) for replica in range(len(found))]
+    return found, np.stack([jax.random.bits(key, (4,)) for key in keys])
 
 
 def _data() -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +274,25 @@ def _keras(strategy: Any) -> tuple[Any, Any]:
     return np.asarray(dense.kernel), _expected()
 
 
-def _nnx(strategy: Any) -> tuple[Any, Any]:
+def _keras_loop(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
+    keras = sys.modules["replicax"].keras
+    with strategy.scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((_FEATURES,)), dense])
+        optimizer = keras.optimizers.SGD(_RATE)
+
+    def step(x: Any, y: Any) -> None:
+        weights = model.trainable_variables
+        loss = lambda: mean_loss((model(x, training=True) - y) ** 2)  # noqa: E731
+        optimizer.apply_gradients(zip(value_and_grad(loss, weights)()[1], weights, strict=True))
+
+    train = compiled(lambda batch: strategy.run(step, args=batch))
+    for batch in _batches(strategy):
+        train(batch)
+    return np.asarray(dense.kernel), _expected()
+
+
+def _nnx(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
     import optax  # noqa: PLC0415 - comes with Flax
     from flax import nnx  # noqa: PLC0415
 
@@ -234,7 +306,7 @@ def _nnx(strategy: Any) -> tuple[Any, Any]:
         gradients = nnx.grad(lambda model: mean_loss((model(x) - y) ** 2))(model)
         optimizer.update(model, gradients)
 
-    train = function(lambda batch: strategy.run(step, args=batch))
+    train = compiled(lambda batch: strategy.run(step, args=batch))
     for batch in _batches(strategy):
         train(batch)
     return np.asarray(model.kernel[...]), _expected()

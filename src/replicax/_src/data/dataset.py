@@ -1,6 +1,7 @@
 """`Dataset`, the public class that combines all dataset methods and iteration on the host."""
 
 import copy
+from types import FunctionType
 from typing import Any, Generic
 
 import numpy as np
@@ -199,3 +200,11 @@ class Dataset(
                 f" {'none' if not found else 'more than one'}."
             )
         return found[0]
+
+
+# Errors of Python, such as those of missing arguments, name the class that users know.
+for _part in (Sources, Elements, Batches, Order, Kept):
+    for _member in vars(_part).values():
+        _function = getattr(_member, "__func__", _member)
+        if isinstance(_function, FunctionType):
+            _function.__qualname__ = f"Dataset.{_function.__name__}"

@@ -321,9 +321,11 @@ class ElementFunction:
     def _failed(self, error: Exception, where: str) -> InvalidArgumentError:
         """Return the error to raise if the function itself raised."""
         name = getattr(self.function, "__qualname__", repr(self.function))
+        is_call = isinstance(error, TypeError) and "positional argument" in str(error)
+        advice = " An element that is a tuple is passed as one argument for each part."
         return InvalidArgumentError(
             f"The function {name} given to {self.name}() raised {type(error).__name__}: {error},"
-            f" on {where} (counted from 0)."
+            f" on {where} (counted from 0).{advice * is_call}"
         )
 
 

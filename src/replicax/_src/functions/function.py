@@ -26,6 +26,7 @@ from typing import (
 
 import jax
 
+from replicax._src.base.advice import advise
 from replicax._src.base.errors import TracingError, VariableError
 from replicax._src.base.forks import is_forked, refuse_fork
 from replicax._src.base.tracebacks import shorten
@@ -203,7 +204,7 @@ class Function(Generic[_P, _R_co]):
         try:
             return self._run_compiled(given, named)
         except Exception as error:
-            raise shorten(error)  # noqa: B904 - the same error
+            raise shorten(advise(error))  # noqa: B904 - the same error
 
     def _run_compiled(self, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the program for the arguments, or Python if it must drive this call."""

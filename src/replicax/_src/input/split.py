@@ -313,7 +313,8 @@ def _rows(batch: Any) -> int:
     if any(len(x) != len(leaves[0]) for x in leaves):
         raise ValueError(
             f"The parts of a batch have first axes of different sizes: {[len(x) for x in leaves]}."
-            " Each replica takes the same rows of every part, so all must be equally long."
+            " Each replica takes the same rows of every part, so all must be equally long. If the"
+            " dataset gives single examples, batch it: `dataset.batch(global_batch_size)`."
         )
     return len(leaves[0])
 

@@ -70,6 +70,19 @@ _OF_GRAPHS = {
 }
 
 
+def _refuse_in_place(symbol: str, alternative: str) -> Callable[[Any, Any], NoReturn]:
+    """Return an in-place operator that raises: Python would replace the variable by an array."""
+
+    def refuse(variable: Any, value: Any) -> NoReturn:
+        name = variable._name  # noqa: SLF001 - it becomes a method of the class
+        raise RuntimeError(
+            f"`variable {symbol}= value` would replace variable {name!r} by an array. Write"
+            f" `{alternative}` to change it, or `x = variable {symbol} value` for an array."
+        )
+
+    return refuse
+
+
 class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
     """Mutable state that outlives the functions that read and write it.
 
@@ -271,6 +284,22 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
         return np.array(self._policy.read(), dtype=dtype, copy=copy)
 
     # Writing.
+
+    __iadd__ = _refuse_in_place("+", "variable.assign_add(value)")
+    __isub__ = _refuse_in_place("-", "variable.assign_sub(value)")
+    __imul__ = _refuse_in_place("*", "variable.assign(variable * value)")
+    __itruediv__ = _refuse_in_place("/", "variable.assign(variable / value)")
+    __ifloordiv__ = _refuse_in_place("//", "variable.assign(variable // value)")
+    __imatmul__ = _refuse_in_place("@", "variable.assign(variable @ value)")
+    __ipow__ = _refuse_in_place("**", "variable.assign(variable ** value)")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "value":
+            raise AttributeError(
+                f"`value` of variable {self._name!r} is a method. Write `variable.assign(value)` to"
+                " change the variable."
+            )
+        object.__setattr__(self, name, value)
 
     def assign(
         self, value: Assignable, use_locking: Any = False, name: Any = None, read_value: Any = True

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, overlo
 import jax
 import jax.numpy as jnp
 
-from replicax._src.base.errors import PlacementError, ScopeError
+from replicax._src.base.advice import advise_caller
+from replicax._src.base.errors import PlacementError, ScopeError, requires
 from replicax._src.base.forks import is_forked, refuse_fork
 from replicax._src.base.tracebacks import shorten
 from replicax._src.base.types import AnyReduceOp, ReduceOp, VariablePolicy
@@ -274,7 +275,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         if not isinstance(args, list | tuple):
             raise ValueError(
                 f"args must be a list or tuple of the function's arguments, got {_brief(args)}; for"
-                " one argument write `args=(x,)`."
+                " one argument write `args=(x,)`, for two `args=(x, y)`."
             )
         if not callable(fn):
             raise TypeError(
@@ -290,10 +291,11 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         if is_forked[0]:
             refuse_fork()
         self._check_static(args, kwargs)
+        given, named = tuple(args), dict(kwargs or {})
         try:
-            return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
+            return run_replicas(self, fn, given, named)
         except Exception as error:
-            raise shorten(error)  # noqa: B904 - the same error
+            raise shorten(advise_caller(error, fn, given, named))  # noqa: B904 - the same error
 
     def _check_static(self, args: Any, kwargs: Any) -> None:
         """Refuse batches that differ between replicas of several devices, which are one program."""
@@ -311,6 +313,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
     @overload
     def gather(self, value: Any, axis: int) -> Any: ...
 
+    @requires("axis", 2, "axis=0 joins the rows of all replicas.")
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis.
 

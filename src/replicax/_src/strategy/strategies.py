@@ -65,6 +65,7 @@ class Strategy(StrategyBase, LeavesOut):
             " `rx.compat.v1.distribute`.",
         ),
         "colocate_vars_with": "Use `strategy.extended.colocate_vars_with(variable)`.",
+        "distribute_dataset": "Write `experimental_distribute_dataset`.",
         "experimental_run_v2": "Write `run`, which is its name since TensorFlow 2.2.",
         "num_replicas": "Write `num_replicas_in_sync`.",
         "configure": "Pass the cluster to the strategy: `cluster_resolver=...`.",

@@ -27,8 +27,8 @@ _COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
 _OTHER_KINDS = re.compile(r"(cuda|nvidia|rocm|hip|xla)(:\d+)?", re.IGNORECASE)
 _VIRTUAL_DEVICES = (
     "To try several devices without the hardware, start Python with REPLICAX_CPU_DEVICES=8 in the"
-    " environment, or call `jax.config.update('jax_num_cpu_devices', 8)` before the first JAX"
-    " computation."
+    " environment, or create the strategy before the first JAX computation, with a list of all of"
+    " its devices: ['CPU:0', 'CPU:1']."
 )
 
 _simulated_tpus: list[jax.Device] = []
@@ -214,7 +214,8 @@ def resolve(device: str | jax.Device) -> jax.Device:
         )
     local, index = named_devices(match["kind"].upper()), int(match["index"] or 0)
     if index >= len(local):
-        raise PlacementError(f"There is no device {device!r}. {_available()} {_how_to_get_more()}")
+        more = _how_to_get_more(match["kind"].upper(), len(local))
+        raise PlacementError(f"There is no device {device!r}. {_available()} {more}")
     return local[index]
 
 
@@ -227,9 +228,11 @@ def _similar(device: Any) -> str:
     return f"Did you mean '{kind}{found[2] or ':0'}'? "
 
 
-def _how_to_get_more() -> str:
+def _how_to_get_more(kind: str, started: int) -> str:
     count = os.environ.get(_COUNT_VARIABLE)
-    if not count:
+    if kind != "CPU":
+        return f"`replicax doctor` shows why JAX finds no {kind}. {_VIRTUAL_DEVICES}"
+    if not count or count == str(started):
         return _VIRTUAL_DEVICES
     return (
         f"{_COUNT_VARIABLE}={count} is in the environment now, but was not, or named another"

@@ -26,6 +26,7 @@ from replicax._src.base.errors import PlacementError
 from replicax._src.base.managers import contextmanager
 from replicax._src.base.output import GLOO_GREETING, filter_output
 from replicax._src.topology.devices import default_devices, device_name_as, resolve_all
+from replicax._src.topology.virtual_devices import plan_named_devices
 from replicax._src.workers import elastic, group
 
 REPLICA_AXIS = "replica"
@@ -102,6 +103,7 @@ class Topology:
             shards: See `Topology`.
         """
         named = checked_axes(axes)
+        plan_named_devices(devices)
         chosen = resolve_all(devices) if devices else default_devices()
         return cls(chosen).divided(named, shards)
 

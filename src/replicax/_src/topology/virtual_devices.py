@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import jax
 
@@ -41,6 +42,7 @@ _THREADS_PER_DEVICE = 4
 _ABSENT_TPU = re.compile(
     rb"could not determine TPU|before InitGoogle|Source Location Trace|libtpu_init_utils"
 )
+_CPU_NAME = re.compile(r"/?(?:device:)?CPU:(\d{1,5})", re.IGNORECASE)
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 
 
@@ -76,6 +78,26 @@ def planned_cpu_devices() -> int | None:
         return int(count)
     counts = _XLA_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
     return int(counts[-1]) if counts else None
+
+
+def plan_named_devices(devices: Any) -> None:
+    """Configure JAX to start with the CPU devices that a program names, such as CPU:0 and CPU:1.
+
+    Programs of several replicas then run on any machine as they are. Do nothing if JAX has started,
+    if the number of CPU devices was set in another way, or if the names leave out a device below
+    the highest: that is rather a typing error.
+
+    Args:
+        devices: What a program gave a strategy; anything but a list of CPU devices is ignored.
+    """
+    if backend_is_initialized() or planned_cpu_devices() is not None:
+        return
+    if not isinstance(devices, list | tuple):
+        return
+    named = [_CPU_NAME.fullmatch(device) for device in devices if isinstance(device, str)]
+    numbers = sorted(int(match[1]) for match in named if match)
+    if len(numbers) > 1 and numbers == list(range(len(devices))):
+        jax.config.update("jax_num_cpu_devices", len(numbers))
 
 
 def threads_needed(devices: int) -> int:

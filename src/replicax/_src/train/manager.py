@@ -67,6 +67,11 @@ class CheckpointManager:
         init_fn: Callable[[], None] | None = None,
         last_checkpoint_step: int | None = None,
     ) -> None:
+        if not hasattr(checkpoint, "restore"):
+            raise TypeError(
+                f"CheckpointManager needs an rx.train.Checkpoint, got {type(checkpoint).__name__}."
+                " Write `rx.train.CheckpointManager(rx.train.Checkpoint(model=model), ...)`."
+            )
         if os.path.basename(checkpoint_name) != checkpoint_name or checkpoint_name in (
             "",
             ".",
