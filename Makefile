@@ -7,7 +7,7 @@
 #   make test-slow  the tests that `make test` leaves out
 #   make test-workers  all tests of several processes
 #   make chaos      300 faults in trainings that are started again and again; a table of what came of it
-#   make recovery   the time from a killed worker to the next step, elastic and with a restart
+#   make recovery   the time from a killed worker to the next step, also in torchrun and Ray (large downloads)
 #   make chaos-stores  the part of it that commits to emulated object stores
 #   make peers      the same faults in replicax, TensorFlow and torch DDP; a table (large downloads)
 #   make soak       long and large runs: memory, files and threads stay as they are
@@ -154,8 +154,11 @@ chaos: $(VENV)/.dev chaos-stores
 	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
 	PYTHONPATH=$(CURDIR) python -m tests.chaos.elastic $(CHAOS_ELASTIC)
 
+# Without torch and Ray, their rows are left out.
 recovery: $(VENV)/.dev
-	PYTHONPATH=$(CURDIR) python -m tests.chaos.recovery $(RECOVERY)
+	$(MAKE) $(VENV)-clusters/.done || echo "No torch and Ray here: their rows will be left out."
+	PYTHONPATH=$(CURDIR) python -m tests.chaos.recovery $(RECOVERY) $$(test -e $(VENV)-clusters/.done && \
+	    echo --peers $(CURDIR)/$(VENV)-clusters/bin/python)
 
 CHAOS_STORES ?= --faults 28 --each 7
 chaos-stores: $(VENV)-stores/.done

@@ -91,7 +91,7 @@ def _run(options, folder):
     command += ["--max-restarts", "1000", *trainee, str(folder), str(STEPS)]
     output = folder / "output"
     chance, faults = random.Random(options.seed), {}
-    held, restarts = {}, 0
+    held, killed, restarts = {}, set(), 0
     with open(output, "w") as file:
         launcher = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
         until = time.monotonic() + options.seconds
@@ -102,6 +102,7 @@ def _run(options, folder):
         ):
             time.sleep(chance.uniform(0.5, 2.0))
             here, joining = workers_of(launcher.pid)
+            here = [pid for pid in here if pid not in killed]  # the hub may not know it yet
             kind, victims = _choose(chance, here, joining, spare=options.spare_first)
             if not victims or not any(folder.glob("ledger*")):
                 continue
@@ -111,6 +112,7 @@ def _run(options, folder):
                         held.setdefault(pid, []).append(_held(pid))
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
+            killed.update(victims)
             _say(f"{time.strftime('%H:%M:%S')} {kind}: {victims}")
             time.sleep(chance.choice([0.0, 0.1, 5.0, 15.0]))  # also while the others re-form
             now = output.read_text().count(_RESTART)

@@ -80,6 +80,28 @@ def test_survivors_equal_a_run_with_the_same_workers(tmp_path):
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
+    "point",
+    ["registered", pytest.param("register", marks=slow), pytest.param("connect@1", marks=slow)],
+)
+def test_survivors_go_on_if_another_is_lost_while_jax_connects_them(tmp_path, point):
+    point, _, number = point.partition("@")  # without a number: the second pass
+    done = launch(tmp_path, "1:4", "0@step@4", f"3@{point}@{number or 2}", PACE="0.2")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    assert "[worker 1] sizes [2] chief True" in said
+
+    found = ledger(tmp_path)
+    check_ledger(found)
+    assert sizes(found) == [4, 4, 4, 2, 2, 2, 2, 2]
+    for k, weights in zip(sorted(found), expected_weights(found, STEPS), strict=True):
+        seen = np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32")
+        np.testing.assert_allclose(seen, weights, rtol=1e-4)
+    assert left_behind(str(tmp_path)) == []
+
+
 RAGGED = 8  # rows: three workers have 3, 3 and 2 of them
 
 

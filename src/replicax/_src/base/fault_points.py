@@ -21,6 +21,9 @@ LOG_VARIABLE = "REPLICAX_FAULT_LOG"
 
 POINTS = (
     "join",  # before a worker connects to the others
+    "register",  # before a worker registers with JAX's coordination service
+    "registered",  # after that, before it learns which devices the others have
+    "connect",  # in an elastic run that has re-formed, before the devices connect to each other
     "collective",  # before a collective operation
     "collected",  # after a collective operation
     "barrier",  # in an elastic step, after the new values are computed, before the barrier

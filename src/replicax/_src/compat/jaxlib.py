@@ -11,7 +11,7 @@ _jaxlib: Any = None
 with contextlib.suppress(ImportError):
     from jaxlib import _jax as _jaxlib  # type: ignore[no-redef]
 
-_NEVER = 1_000_000  # seconds: disables jaxlib's heartbeats, because replicax watches its workers
+NEVER = 1_000_000  # seconds: disables jaxlib's heartbeats, because replicax watches its workers
 
 
 def coordination_service(address: str, size: int) -> Any:
@@ -26,7 +26,7 @@ def coordination_service(address: str, size: int) -> Any:
     return new(
         address,
         size,
-        heartbeat_timeout=_NEVER,
+        heartbeat_timeout=NEVER,
         shutdown_timeout=5,
         cluster_register_timeout=300,
         recoverable=True,
@@ -45,7 +45,7 @@ def connected_client(service: str, index: int, patience: int) -> Any:
         service,
         index,
         init_timeout=patience,
-        heartbeat_timeout=_NEVER,
+        heartbeat_timeout=NEVER,
         shutdown_timeout=5,
         shutdown_on_destruction=False,
         use_compression=True,

@@ -40,6 +40,9 @@ _TELL_EVERY = 0.2  # minimum seconds between the extra pings that announce a new
 _REPORT_PATIENCE = 5.0  # seconds to wait for the hub to explain a broken connection
 _SHOWN = 32
 _LAST_RESORT = 8.0  # seconds that a collective may continue after its connections were cut
+# The same while JAX connects the workers: Gloo waits 30 s for a worker that does not connect.
+_LAST_RESORT_CONNECTING = 40.0
+_ABORT_EVERY = 0.1
 _MOVE_ON = 5.0  # seconds for a stuck worker to exit before it is ended
 _log = logging.getLogger("replicax")
 _FORKED = (
@@ -96,6 +99,7 @@ class Group:
         # The collectives before the first step of this generation; None while JAX starts.
         self._base: int | None = 0
         self._early: dict[int, Report] = {}  # of generations that this worker has not entered yet
+        self._abort: Callable[[], None] | None = None  # see `aborting_on_loss`
         self.local_host: str = wire.socket.getsockname()[0]
         self._wire = wire
         self._members: list[Message] = go["members"]
@@ -333,7 +337,7 @@ class Group:
             completed = self.completed
         has = self._since_start(self._count) if has_new else completed
         message = {"ready": self.generation, "has": has, "completed": completed}
-        message["steps"] = load.steps
+        message |= {"steps": load.steps, "gave_up": self._base is None}  # while JAX was starting
         self._wire.send({**message, "planned": planned, "state": state})
         with self._changed:
             while self._next_go is None:
@@ -346,6 +350,21 @@ class Group:
     def _since_start(self, count: int) -> int:
         """Return how many of ``count`` collectives came after those that start a generation."""
         return 0 if self._base is None else max(0, count - self._base)
+
+    @contextmanager
+    def aborting_on_loss(self, abort: Callable[[], None]) -> Iterator[None]:
+        """In the block, call ``abort`` again and again from when a worker is lost.
+
+        The block connects JAX to the others. It waits for them where only ``abort`` ends the wait,
+        and may then fail with any error of JAX.
+        """
+        with self._changed:
+            self._abort = abort
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._abort = None
 
     def settle(self) -> None:
         """Mark the start of a generation as complete."""
@@ -462,7 +481,9 @@ class Group:
             # Gloo has no timeout: cut its connections until the collective fails, or exit.
             if news is not None and since is not None:
                 sockets.cut(self._ports)
-                if time.monotonic() - since > _LAST_RESORT:
+                is_connecting = self._abort is not None and self.may_resize
+                limit = _LAST_RESORT_CONNECTING if is_connecting else _LAST_RESORT
+                if time.monotonic() - since > limit:
                     end_process(f"a collective could not be ended otherwise. {news.text}")
             time.sleep(_PING_EVERY)
 
@@ -562,11 +583,21 @@ class Group:
                 self._departed.append(report)
             elif self._report is None or (self.may_resize and report.kind != "resize"):
                 self._report, self._lost_at = report, time.monotonic()
+            is_connecting = self._abort is not None
             self._changed.notify_all()
         if report.kind != "left":
             sockets.cut(self._ports)  # wakes a thread that waits in a collective
+        if report.kind != "left" and is_connecting:
+            threading.Thread(target=self._abort_connecting, daemon=True).start()
         if report.kind == "lost" and report.index == self.facts.index:
             self._end_if_stuck(report)
+
+    def _abort_connecting(self) -> None:
+        """End what the block of `aborting_on_loss` waits for, until it has ended."""
+        while (abort := self._abort) is not None:
+            abort()
+            sockets.cut(self._ports)
+            time.sleep(_ABORT_EVERY)
 
     def _end_if_stuck(self, report: Report) -> None:
         """Exit if this worker, which the hub gave up, does not make progress any more."""
@@ -581,7 +612,8 @@ class Group:
 
     def _explain(self, error: Exception) -> None:
         """Raise the hub's explanation if ``error`` is XLA's report of a broken connection."""
-        if isinstance(error, ReplicaxError) or not _is_runtime_error(error):
+        is_from_jax = _is_runtime_error(error) or self._abort is not None
+        if isinstance(error, ReplicaxError) or not is_from_jax:
             return
         deadline = time.monotonic() + _REPORT_PATIENCE
         with self._changed:

@@ -41,6 +41,7 @@ _LINGER = 1.0  # seconds that the hub waits after the last worker has left
 _PATIENCE = 10.0  # seconds for a worker that was given up to exit
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
+_REGISTERED = 2  # the first collective of a generation that begins after all have registered
 # Sent to all workers.
 _SHARED_FACTS = ("index", "address", "pid", "host", "gpus", "machine", "cores", "quotas")
 _FINISHES = "The run has come to its end."
@@ -94,6 +95,7 @@ class Hub:
         # The generation in which each worker took its place: newcomers rank behind the others, so
         # that the first worker stays the first.
         self._joined: dict[int, int] = {}
+        self._order: list[int] = []  # the workers of this generation, by their ranks
         self._council = Council(options.hosts, self._abandon_roll_call, options.least_hosts)
         self._empty_since: float | None = None
 
@@ -316,7 +318,8 @@ class Hub:
             last: The collective after which an elastic run continues.
         """
         self._started = True
-        members = [self._members[i].facts for i in self._ranked(self._members)]
+        self._order = self._ranked(self._members)
+        members = [self._members[i].facts for i in self._order]
         self._size = len(members)
         if self._keeper:
             self._keeper.watch(members)
@@ -401,6 +404,8 @@ class Hub:
         if message.get("planned") and generation == self._resizes.generation:
             self._resizes.plan(str(message["planned"]))
         if self._resizes.note(index, generation, *steps):
+            if message.get("gave_up"):
+                self._stand_in(index)
             if message.get("state"):
                 self._candidates.hand_over(str(message["state"]))
             self._resize_if_ready()
@@ -529,9 +534,18 @@ class Hub:
         member.connection.index = None
         self._news.append(text)
         self._resizes.begin(index, text)
+        self._stand_in(index)
         message = Report("resize", index, text).to_message()
         self._acceptor.broadcast({**message, "generation": self._resizes.generation})
         self._resize_if_ready()
+
+    def _stand_in(self, index: int) -> None:
+        """Let no worker wait at JAX's service for one that will not register there any more.
+
+        A worker's second collective of a generation begins when all have registered.
+        """
+        if self._keeper and all(m.progress.count < _REGISTERED for m in self._members.values()):
+            self._keeper.stand_in(self._order.index(index))
 
     def _may_go_on(self, without: int) -> bool:
         """Whether the others go on without a worker, or can wait for another one."""

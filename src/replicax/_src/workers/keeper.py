@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +31,10 @@ _LAST_ONES = 30.0  # seconds to wait for workers to exit after they said goodbye
 _LOOK_EVERY = 0.2
 _TELL_EVERY = 1.0
 _SILENCE = 4 * _TELL_EVERY  # seconds without a heartbeat that are always tolerated
-_OVER, _HERE, _PIDS, _FAULT = b".", b"h", b"p", b"!"
+# Messages of the hub, which end with a line feed: that the run is over, the workers' process ids,
+# and a process to stand in for.
+_OVER, _PIDS, _STAND_IN = b".", b"p", b"s"
+_HERE, _FAULT = b"h", b"!"
 
 
 class Keeper:
@@ -114,7 +118,16 @@ class Keeper:
         pids = [m["pid"] for m in members if m.get("host") == socket.gethostname()]
         if len(pids) == len(members) and all(map(sessions.is_running, pids)):
             with contextlib.suppress(OSError):
-                self._pipe.send(_PIDS + json.dumps(pids).encode())
+                self._pipe.send(_PIDS + json.dumps(pids).encode() + b"\n")
+
+    def stand_in(self, rank: int) -> None:
+        """Register with the service in place of a process that will not.
+
+        JAX connects the others only when all have registered; nothing else ends their wait. The
+        service accepts a second registration of a process, also later.
+        """
+        with contextlib.suppress(OSError):
+            self._pipe.send(_STAND_IN + str(rank).encode() + b"\n")
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that the hub holds for this keeper."""
@@ -123,7 +136,7 @@ class Keeper:
     def retire(self) -> None:
         """Ask the keeper to exit once no process is connected to it, without waiting."""
         with contextlib.suppress(OSError):
-            self._pipe.send(_OVER)
+            self._pipe.send(_OVER + b"\n")
 
     def is_reaped(self) -> bool:
         """Whether a retired keeper has exited; if so, close the descriptors that the hub holds."""
@@ -143,7 +156,7 @@ class Keeper:
         abort the workers that are still exiting.
         """
         with contextlib.suppress(OSError):
-            self._pipe.send(_OVER)
+            self._pipe.send(_OVER + b"\n")
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         until = time.monotonic() + _LAST_ONES
@@ -169,12 +182,17 @@ def _run_keeper(
             raise
         hub.send(address.encode())
         port = wire.split_address(address)[1]
-        is_over, pids = _serve_hub(hub, port, size)
-        linger = 0.0 if is_over else _LINGER
+        stand_ins = _StandIns(address)
+        orders = _Orders(hub, stand_ins)
+        _serve_hub(hub, port, size, orders)
+        linger = 0.0 if orders.is_over else _LINGER
         last_seen = time.monotonic()
         until = last_seen + _LONGEST
         # A worker that said goodbye to the hub may still be exiting, and JAX would abort it.
-        while (there := _is_used(port, pids)) or time.monotonic() - last_seen < linger:
+        while True:
+            there = _is_used(port, orders.pids, stand_ins.count)
+            if not there and time.monotonic() - last_seen >= linger:
+                break
             if there:  # keepalive probes close the connections of peers that no longer answer
                 last_seen = time.monotonic()
             if last_seen > until:
@@ -185,33 +203,85 @@ def _run_keeper(
         os._exit(0)  # skip the service's destructors: its threads may block
 
 
-def _is_used(port: int, pids: list[int]) -> bool:
-    """Whether a worker is still connected to the service and, if ``pids`` are known, running."""
-    return bool(sockets.connections(port)) and (not pids or any(map(sessions.is_running, pids)))
+def _is_used(port: int, pids: list[int], own: int) -> bool:
+    """Whether a worker is still connected to the service and, if ``pids`` are known, running.
 
-
-def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int]]:
-    """Send the hub heartbeats and duplicates of all connections until it ends.
-
-    Returns:
-        Whether the hub announced the end of the run, and the workers' process ids if it sent them.
+    Args:
+        port: The port of the service.
+        pids: The process ids of the workers, or none.
+        own: How many of the connections are this process's own.
     """
+    is_connected = sockets.connections(port) > own
+    return is_connected and (not pids or any(map(sessions.is_running, pids)))
+
+
+class _StandIns:
+    """Registrations in place of lost processes, each in a thread until the others come.
+
+    Attributes:
+        count: How many are connected to the service, or about to be.
+    """
+
+    def __init__(self, service: str) -> None:
+        self.count = 0
+        self._service = service
+        self._lock = threading.Lock()
+
+    def add(self, rank: int) -> None:
+        """Register process ``rank``."""
+        with self._lock:
+            self.count += 1
+        threading.Thread(target=self._register, args=(rank,), daemon=True).start()
+
+    def _register(self, rank: int) -> None:
+        with contextlib.suppress(Exception):
+            # jaxlib ends the process if a registration takes too long.
+            jaxlib.connected_client(self._service, rank, jaxlib.NEVER).shutdown()
+        with self._lock:
+            self.count -= 1
+
+
+class _Orders:
+    """The hub's messages to the keeper.
+
+    Attributes:
+        pids: The workers' process ids, if the hub has sent them.
+        is_over: Whether the hub has announced the end of the run.
+    """
+
+    def __init__(self, hub: socket.socket, stand_ins: _StandIns) -> None:
+        self.pids: list[int] = []
+        self.is_over = False
+        self._hub = hub
+        self._stand_ins = stand_ins
+        self._unread = b""
+
+    def follow(self) -> bool:
+        """Wait for messages, up to the timeout of the socket; return False if none will follow."""
+        try:
+            data = self._hub.recv(1 << 20)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        *messages, self._unread = (self._unread + data).split(b"\n")
+        for message in messages:
+            if message.startswith(_PIDS):
+                self.pids = json.loads(message.removeprefix(_PIDS))
+            elif message.startswith(_STAND_IN):
+                self._stand_ins.add(int(message.removeprefix(_STAND_IN)))
+        self.is_over = _OVER in messages
+        return bool(data) and not self.is_over
+
+
+def _serve_hub(hub: socket.socket, port: int, size: int, orders: _Orders) -> None:
+    """Follow the hub's messages until it ends; send it heartbeats and duplicates of connections."""
     sent: set[int] = set()
-    pids: list[int] = []
     while True:
         hub.settimeout(_LOOK_EVERY if len(sent) < size else _TELL_EVERY)
-        try:
-            message = hub.recv(1 << 20)
-            if not message.startswith(_PIDS):
-                return message == _OVER, pids
-            pids = json.loads(message.removeprefix(_PIDS).removesuffix(_OVER))
-            if message.endswith(_OVER):
-                return True, pids
-        except TimeoutError:
-            pass
-        except OSError:
-            return False, pids
-        with contextlib.suppress(OSError):  # the hub is stopped or gone; `recv` above notices that
+        if not orders.follow():
+            return
+        with contextlib.suppress(OSError):  # the hub is stopped or gone, which `follow` notices
             hub.send(_HERE)
             for inode, duplicate in sockets.duplicates(port):
                 with os.fdopen(duplicate, "rb", buffering=0):

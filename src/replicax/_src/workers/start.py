@@ -14,12 +14,14 @@ import numpy as np
 
 from replicax._src.base import cores
 from replicax._src.base.errors import ScopeError
+from replicax._src.base.fault_points import fault_point
 from replicax._src.base.output import GLOO_GREETING, filter_output
 from replicax._src.cluster.checks import RollCallError, WorkerLostError
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.compat.jax import (
     backend_is_initialized,
     connect_distributed,
+    disconnect_distributed,
     keep_programs_of_all,
     reset_backends,
     share_text,
@@ -152,10 +154,12 @@ def _start_jax(group: Group, service: str) -> None:
     if not facts.is_connected:
         require_reachable(group, service, host)
     with group.collective("the start of JAX"):
+        fault_point("register")
         if not facts.is_connected and not connect_distributed(
             service, facts.index, facts.num_workers, host, 120
         ):
             _initialize_publicly(group, host)
+        fault_point("registered")
         jax.devices()
     mine = sorted(sockets.listening_ports() - before)
     devices = jax.local_devices()
@@ -242,11 +246,13 @@ def _is_started(group: Group, go: Message) -> bool:
     cores.divide(go["members"], group.facts.index)
     try:
         if group.facts.num_workers > 1:
-            _start_jax(group, go["service"])
-            _connect_devices(group)
+            with group.aborting_on_loss(disconnect_distributed):
+                _start_jax(group, go["service"])
+                _connect_devices(group)
     except WorkerLostError:
         if not group.may_resize:
             raise
+        disconnect_distributed()  # before the hub lets another process register in its place
         return False
     group.settle()
     return True
@@ -255,8 +261,7 @@ def _is_started(group: Group, go: Message) -> bool:
 def _connect_devices(group: Group) -> None:
     """Connect the devices of all workers, by an all-reduce of one number each.
 
-    Otherwise the first step would connect them, after it has been compiled. A worker that is lost
-    while they connect leaves the others without connections that could be cut, and ends them.
+    Otherwise the first step would connect them, after it has been compiled.
     """
     devices = jax.devices()
     mesh = jax.sharding.Mesh(np.asarray(devices), ("all",))
@@ -266,6 +271,7 @@ def _connect_devices(group: Group) -> None:
         group.collective("the connection of the devices"),
         filter_output(1, GLOO_GREETING),
     ):
+        fault_point("connect")
         ones = jax.make_array_from_callback((len(devices),), rows, lambda _: np.ones(1, np.int32))
         jax.block_until_ready(jax.jit(jax.numpy.sum, out_shardings=one)(ones))
 
