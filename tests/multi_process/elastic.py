@@ -6,10 +6,11 @@ environment, the run commits after that step and ends; with ``WAIT_FOR``, steps 
 are fewer replicas than that; with ``PACE``, each takes so many seconds longer; with
 ``PER_REPLICA``, each replica takes as many rows as that; ``ROWS`` is the size of a batch.
 ``ON_READ`` is the aggregation of a variable with a value for each replica, which counts the steps
-of all replicas. A line for each step goes to the worker's ledger: the step, the number of replicas,
-this worker's examples, and the bits of the loss and the weights. With ``TURNOVER``, a worker that
-has joined dies after so many seconds, and the others write their threads, descriptors and MiB of
-memory to ``usage`` files after each change.
+of all replicas. With ``SHARDED`` there are two sharded variables, which change the loss. A line for
+each step goes to the worker's ledger: the step, the number of replicas, this worker's examples, and
+the bits of the loss and the weights. With ``TURNOVER``, a worker that has joined dies after so many
+seconds, and the others write their threads, descriptors and MiB of memory to ``usage`` files after
+each change.
 """
 
 import json
@@ -18,7 +19,7 @@ import sys
 import time
 
 BATCH = int(os.environ.get("ROWS", "12"))
-
+_WIDE = [(6, 1024), (5, 1031)]
 
 _started, _noted = time.monotonic(), [0]
 
@@ -55,11 +56,15 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
     import replicax as rx  # noqa: PLC0415
 
     last = int(os.environ.get("STOP_AFTER", steps))
-    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    policy = "sharded" if "SHARDED" in os.environ else "mirrored"
+    strategy = rx.distribute.MultiWorkerMirroredStrategy(variable_policy=policy)
     rows = np.random.default_rng(0).normal(size=(BATCH * int(steps), 4)).astype("float32")
     with strategy.scope():
         weights, speed = rx.Variable(jnp.ones(4)), rx.Variable(jnp.zeros(4))
         count = rx.Variable(0)
+        wide = []
+        if policy == "sharded":  # the second one is stored flat and padded
+            wide = [rx.Variable(jnp.linspace(-1, 1, m * n).reshape(m, n)) for m, n in _WIDE]
         seen = None
         if os.environ.get("ON_READ"):
             on_read = rx.VariableSynchronization.ON_READ
@@ -89,6 +94,9 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
         speed.assign(0.9 * speed + gradient)
         weights.assign_sub(0.01 * speed)
         count.assign_add(1)
+        for w in wide:
+            w.assign(0.9 * w.value() + 0.01 * gradient.sum())
+            loss = loss + jnp.square(w.value()).mean() / strategy.num_replicas_in_sync
         if seen is not None:
             seen.assign_add(1.0)
         return loss
@@ -108,7 +116,7 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
         with open(f"{folder}/ledger{name}", "a") as file:
             file.write(json.dumps(line) + "\n")
 
-    state = {"w": weights, "s": speed, "n": count, "d": batches}
+    state = {"w": weights, "s": speed, "n": count, "d": batches, "wide": wide}
     with rx.train.Resumable(
         f"{folder}/commits", every=int(os.environ.get("EVERY", "2")), **state
     ) as run:

@@ -102,6 +102,88 @@ def test_survivors_go_on_if_another_is_lost_while_jax_connects_them(tmp_path, po
     assert left_behind(str(tmp_path)) == []
 
 
+NEIGHBOR = {"SHARDED": "1", "REPLICAX_ELASTIC_SHARDS": "neighbor"}
+
+
+@pytest.mark.multi_process
+def test_sharded_variables_survive_a_loss_with_a_neighbors_copy(tmp_path):
+    done = launch(tmp_path / "elastic", "1:3", "0@step@4", "2@barrier@6", **NEIGHBOR)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "[worker 1] sizes [2, 1] chief True" in said
+    assert "starting all workers again" not in said
+    for workers, last in (("3", "3"), ("2", "6"), ("1", "8")):
+        reference = launch(
+            tmp_path / "reference", workers, options=(), STOP_AFTER=last, SHARDED="1"
+        )
+        assert reference.returncode == 0, reference.stderr
+    found, expected = ledger(tmp_path / "elastic"), ledger(tmp_path / "reference")
+    check_ledger(found)
+    assert [bits(found[k]) for k in sorted(found)] == [bits(expected[k]) for k in sorted(expected)]
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("plan", [["1@step@4"], ["0@step@4", "1@step@4"]])
+def test_sharded_variables_without_a_copy_fall_back_to_a_restart(tmp_path, plan):
+    """No copies are kept; or a worker and the one that has its copies are lost at once."""
+    options = ("--elastic", "--max-restarts", "1")
+    kept = NEIGHBOR if len(plan) > 1 else {"SHARDED": "1"}
+    done = launch(tmp_path, "1:3", *plan, options=options, **kept)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    why = "next to each other are lost" if len(plan) > 1 else "is sharded, so each worker has only"
+    assert why in said
+    assert "starting all workers again (restart 1 of 1)" in said
+    assert sorted(ledger(tmp_path)) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.multi_process
+def test_preempted_worker_with_a_part_that_others_lack_ends_the_run(tmp_path):
+    done = launch(tmp_path, "1:2", "1@term@4", SHARDED="1")
+    said = done.stdout + done.stderr
+    assert done.returncode == 143, said
+    assert "A worker was preempted, and all end, with a checkpoint." in said
+    last = max(ledger(tmp_path))
+    assert 4 <= last < STEPS
+    done = launch(tmp_path, "2", options=(), SHARDED="1")
+    assert done.returncode == 0, done.stderr
+    found = ledger(tmp_path)
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert all(len(lines) == 2 for lines in found.values())  # none was taken again
+
+
+@slow
+@pytest.mark.multi_process
+def test_newcomer_is_refused_if_the_others_cannot_change(tmp_path):
+    """The others go on as they are, with the state that they had."""
+    plan = ["2@step@4"]
+    steps = 40
+    done = launch(
+        *(tmp_path / "elastic", "1:3", *plan),
+        options=JOINS,
+        steps=steps,
+        PACE="0.5",
+        **NEIGHBOR,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "is sharded, and workers cannot join then" in said
+    assert "[worker 0] sizes [2] chief True" in said
+    for workers, last in (("3", "3"), ("2", str(steps))):
+        reference = launch(
+            *(tmp_path / "reference", workers),
+            options=(),
+            steps=steps,
+            STOP_AFTER=last,
+            SHARDED="1",
+        )
+        assert reference.returncode == 0, reference.stderr
+    found, expected = ledger(tmp_path / "elastic"), ledger(tmp_path / "reference")
+    assert [bits(found[k]) for k in sorted(found)] == [bits(expected[k]) for k in sorted(expected)]
+
+
 RAGGED = 8  # rows: three workers have 3, 3 and 2 of them
 
 

@@ -31,6 +31,7 @@ from replicax._src.state.cell import Cell, variable_lock
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_cells
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.values import neighbors
 from replicax._src.values.placement import first, fresh_copy, per_replica_jit, replicate, stack
 from replicax._src.workers import elastic
 from replicax._src.workers.group import digest, required
@@ -107,6 +108,8 @@ class Program:
         self._changes = bool(self.written or self._taken)
         # The copies of all workers' replicas, which would be lost with a worker.
         self._copied = [c for c in self.written if self._is_elastic and _is_packable(c)]
+        sharded = neighbors.are_kept(topology) and self._is_elastic
+        self._sharded = [i for i, c in enumerate(self.written) if c.sharded and sharded]
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._call: Callable[..., Any] = self._first_call
         self._label = name
@@ -195,13 +198,20 @@ class Program:
         self._call = self.jitted
         return result
 
-    def _commit(self, new: Sequence[Any]) -> None:
-        """Store the new values of variables, and advance the iterators."""
+    def _commit(self, new: Sequence[Any], parts: Sequence[Any] = ()) -> None:
+        """Store the new values of variables, and advance the iterators.
+
+        Args:
+            new: The values.
+            parts: Copies of the next worker's parts of those that are sharded, if they are kept.
+        """
         for cell, value in zip(self.written, new, strict=False):
             cell.value = value
             cell.owned = True
         if self._copied:  # the last output
             _note_copies(self._copied, new[-1])
+        for i, part in zip(self._sharded, parts, strict=False):
+            self.written[i].note_next_parts(part)
         for iterator, count in self._taken.items():
             iterator.consume(count)
 
@@ -231,9 +241,11 @@ class Program:
         results: list[Any] = []
         try:
             with together(topology, f"call {self._calls} of {self._label}") as finished:
+                self._keep_neighbors(finished)
                 new, outs = finished(self._call([c.array() for c in self.changed], *inputs))
                 self._check_verdicts(new)
-                results = [new, outs]
+                parts = finished(self._shifted([new[i] for i in self._sharded], self._sharded))
+                results = [new, outs, parts]
                 fault_point("barrier")
                 finished(step_barrier(topology))
         except WorkerLostError as error:
@@ -244,14 +256,27 @@ class Program:
                 interrupted.commit = lambda: self._finish(*results)
             raise interrupted from error
         with deferred_signals, variable_lock:
-            self._commit(new)
+            self._commit(new, parts)
         load.steps += 1
         return outs  # type: ignore[no-any-return]
 
-    def _finish(self, new: Sequence[Any], outs: Sequence[Any]) -> Any:
+    def _keep_neighbors(self, finished: Callable[[Any], Any]) -> None:
+        """Copy parts of sharded variables that have changed outside of steps."""
+        missing = [i for i in self._sharded if not self.written[i].has_copies]
+        old = [self.written[i].array() for i in missing]
+        for i, part in zip(missing, finished(self._shifted(old, missing)), strict=True):
+            self.written[i].note_next_parts(part)
+
+    def _shifted(self, arrays: Sequence[Any], places: Sequence[int]) -> tuple[jax.Array, ...]:
+        """Return each worker's copies of the next worker's parts of variables in `written`."""
+        layouts = [layout for i in places if (layout := self.written[i].shard_layout)]
+        assert self.topology is not None
+        return neighbors.shifted(arrays, layouts, self.topology)
+
+    def _finish(self, new: Sequence[Any], outs: Sequence[Any], parts: Sequence[Any]) -> Any:
         """Commit a step whose barrier failed, and return its results."""
         with deferred_signals, variable_lock:
-            self._commit(new)
+            self._commit(new, parts)
         load.steps += 1
         return self.outputs.rebuild(outs, local=True)
 

@@ -52,7 +52,7 @@ _numbers = itertools.count(1)
 # while holding it; enqueueing an operation is all that may happen.
 variable_lock = threading.RLock()
 
-Copies: TypeAlias = tuple[Any, Callable[[], np.ndarray]]
+Copies: TypeAlias = tuple[Any, Callable[[], Any]]
 NO_COPIES: Copies = (None, lambda: np.empty(0))
 
 
@@ -70,8 +70,9 @@ class Cell:
         draws: Whether it is the state of a random number generator.
         trainable: Whether gradient tapes watch it without a call of `watch`.
         sharded: Whether each replica stores only its shard of the value.
-        copies: In an elastic run, the value of a per-replica cell and a function that returns the
-            copies of the replicas of all workers, stacked; see `all_copies`.
+        copies: In an elastic run, a value and a function that returns what else this worker has of
+            it: of a per-replica cell, the copies of all workers' replicas, stacked (see
+            `all_copies`); of a sharded one, the next worker's parts.
         line: The line of user code that wrote it in the last trace, for messages; "" if unknown.
     """
 
@@ -168,19 +169,27 @@ class Cell:
         stored: jax.Array = self.value
         return stored
 
-    def note_copies(self, copies: Callable[[], np.ndarray]) -> None:
-        """Record the copies of all workers' replicas, which belong to the present value.
+    def note_copies(self, copies: Callable[[], Any]) -> None:
+        """Record what else this worker has of the present value; see `copies`.
 
-        A resize needs them: the copies of a lost worker are lost with it.
+        A resize needs it: what a lost worker has is lost with it.
         """
         self.copies = (self.value, copies)
+
+    def note_next_parts(self, parts: jax.Array) -> None:
+        """Record the next worker's parts of the present value of a sharded cell."""
+        self.copies = (self.value, lambda: parts)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether `copies` belongs to the present value."""
+        return self.copies[0] is self.value and self.value is not None
 
     def all_copies(self) -> np.ndarray | None:
         """Return the copies of all workers' replicas, stacked; None if this worker lacks them."""
         if self.topology is not None and self.topology.is_fully_addressable:
             return np.stack([on_host(x) for x in self.pieces()])
-        of, copies = self.copies
-        return copies() if of is self.value and of is not None else None
+        return self.copies[1]() if self.has_copies else None
 
     def store_same(self, value: jax.Array) -> None:
         """Store the same value for each replica of a per-replica cell, as all workers do."""

@@ -15,14 +15,17 @@ import numpy as np
 
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import entered
-from replicax._src.state.cell import Cell, on_host
+from replicax._src.state.cell import NO_COPIES, Cell, on_host
 from replicax._src.state.declaration import Awaited, is_planned
 from replicax._src.state.policy import total_of_copies
 from replicax._src.state.variable import Variable, live_variables
 from replicax._src.strategy.base import live_strategies
+from replicax._src.values import neighbors
 from replicax._src.values.per_replica import Joined, Lost, live_values, mirrored
 from replicax._src.values.placement import first, replicate
+from replicax._src.values.sharded import ShardLayout
 from replicax._src.workers import elastic
+from replicax._src.workers.group import required
 
 
 def _cells() -> list[Cell]:
@@ -50,9 +53,11 @@ def _check() -> None:
             raise elastic.CannotResizeError(
                 f"Variable {cell.name!r} still waits for its value from a checkpoint."
             )
-        if cell.sharded:
+        if cell.sharded and not (neighbors.are_kept(cell.topology) and cell.has_copies):
             raise elastic.CannotResizeError(
-                f"Variable {cell.name!r} is sharded, so each worker has only a part of it."
+                f"Variable {cell.name!r} is sharded, so each worker has only a part of it, and no"
+                f" other worker has a copy of that ({neighbors.VARIABLE}=neighbor keeps them, of"
+                " variables that steps change)."
             )
     for variable in _per_replica_variables():
         cell = variable.cell
@@ -68,6 +73,19 @@ def _check() -> None:
             )
 
 
+def _check_join() -> None:
+    """Raise if a worker that joins cannot get its part of a variable.
+
+    Raises:
+        CannotResizeError: If so.
+    """
+    for cell in _cells():
+        if cell.sharded:
+            raise elastic.CannotResizeError(
+                f"Variable {cell.name!r} is sharded, and workers cannot join then."
+            )
+
+
 class _Moved:
     """Host copies of all values, from the time between the old and the new devices."""
 
@@ -75,13 +93,12 @@ class _Moved:
         self._cells: list[tuple[Cell, Any, Any]] = []
         self._values: list[tuple[Any, Any]] = []
         self._totals: list[tuple[Variable, np.ndarray]] = []
+        self._parts: list[tuple[Cell, ShardLayout, dict[int, np.ndarray]]] = []
 
     def save(self) -> None:
         """Copy the values to the host, and drop the old arrays."""
-        if (
-            self._cells or self._values or self._totals
-        ):  # another worker was lost while the group re-formed
-            return
+        if self._cells or self._values or self._totals or self._parts:
+            return  # another worker was lost while the group re-formed
         self._save_totals()
         self._save_cells()
         for value in live_values():
@@ -103,7 +120,12 @@ class _Moved:
         for cell in _cells():
             if cell.value is None or isinstance(cell.value, Awaited | tuple):
                 continue
-            if not is_planned(cell.value):
+            if (layout := cell.shard_layout) is not None and neighbors.are_kept(cell.topology):
+                assert cell.topology is not None
+                parts = neighbors.parts_on_host(cell.value, cell.copies[1](), cell.topology)
+                self._parts.append((cell, layout, parts))
+                cell.value, cell.copies = None, NO_COPIES
+            elif not is_planned(cell.value):
                 self._cells.append((cell, *_to_host(cell.value)))
                 cell.value = None
                 cell.forget_verdict()
@@ -115,6 +137,7 @@ class _Moved:
             x = _from_host(array, keys)
             moved = x if cell.topology is None else replicate(x, cell.topology, cell.spec)
             cell.value, cell.owned = moved, False
+        self._restore_sharded()
         totals, self._totals = self._totals, []
         with concrete(), entered(strategy=None, replica=None, level=None, body=None, tapes=()):
             for variable, total in totals:
@@ -127,6 +150,33 @@ class _Moved:
                 value.stored = Lost(topology)
             else:
                 value.stored = mirrored(replicate(_from_host(*copy), topology), topology).stored
+
+    def _restore_sharded(self) -> None:
+        """Put sharded variables together from the workers' parts, and shard them again.
+
+        Raises:
+            CannotResizeError: If all workers that had one of the parts are lost.
+        """
+        cells, self._parts = self._parts, []
+        if not cells:
+            return
+        _, layout, parts = cells[0]  # the others have the same parts
+        group = required()
+        there = group.agree("the parts of sharded variables", sorted(parts))
+        givers = {i: rank for rank, some in reversed(list(enumerate(there))) for i in some}
+        if len(givers) < layout.count:
+            raise elastic.CannotResizeError(
+                "Two workers that were next to each other are lost, and with them a part of each"
+                " sharded variable."
+            )
+        mine = [i for i, rank in givers.items() if rank == group.facts.index]
+        for cell, old, own in cells:
+            topology = cell.topology
+            assert topology is not None
+            whole = neighbors.together_again(own, mine, old, topology)
+            new = cell.shard_layout
+            assert new is not None
+            cell.value, cell.owned = new.spread(whole, topology), False
 
 
 def _to_host(x: jax.Array) -> tuple[np.ndarray, Any]:
@@ -160,6 +210,7 @@ def _tell_users() -> None:
 _moved = _Moved()
 _USERS = elastic.SERVICES + 1
 elastic.check.register(elastic.VALUES, _check)
+elastic.check_join.register(elastic.VALUES, _check_join)
 elastic.before.register(elastic.VALUES, _moved.save)
 elastic.after.register(elastic.DEVICES, _move_strategies)
 elastic.after.register(elastic.VALUES, _moved.restore)

@@ -257,19 +257,30 @@ class Notice:
         leaving = self._leaving(seen)
         if set(seen) <= {0, _JOINS, _HOLDS}:
             self._resize = self._wait_for_workers if _HOLDS in seen else self._let_join
-            return
-        if leaving:
-            self._resize = partial(self._part, leaving)
-            return
+        elif leaving:
+            self._resize = partial(self._part, leaving, seen)
+        else:
+            self._end_all(seen)
+
+    def _end_all(self, seen: list[int]) -> None:
+        """Announce that all workers save and end, for one of the reasons ``seen``."""
         # All workers use the same reason; Slurm's warning takes precedence over later signals.
         reasons = (n % _OF_ALL if n > 0 else n for n in seen if n and n > _JOINS)
         self._signalled = min(reasons, key=lambda n: (n not in _WARNINGS, n))
         self._announced.set()
 
-    def _part(self, leaving: list[int]) -> None:
-        """Leave the others, which go on, if this worker is among those ``leaving``."""
+    def _part(self, leaving: list[int], seen: list[int]) -> None:
+        """Leave the others, which go on, if this worker is among those ``leaving``.
+
+        If the others cannot go on without it, all save and end.
+        """
         group, manager = _group.required(), self._manager
         assert manager is not None
+        if why := next(filter(None, group.agree("who may leave", _why_fixed())), ""):
+            log.warning("A worker was preempted, and all end, with a checkpoint. %s", why)
+            self._end_all(seen)
+            self._resize, self._stop_at = None, 0  # now
+            return
 
         def prepare() -> str:
             manager.sync()  # a worker that leaves must have written its part of a checkpoint
@@ -309,18 +320,19 @@ class Notice:
         group = _group.required()
         places: list[str] = []
 
-        def prepare() -> str:
+        def prepare() -> str | None:
             first()
             why, place = self._why_closed(group)
             if why:
                 group.refuse_newcomers(why)
-                return ""
+                return None
             assert self._manager is not None
             places.append(place)
             self._manager.hand_over(place)
             return place
 
-        start.regroup(group, "A worker joins.", prepare)
+        if not start.regroup(group, "A worker joins.", prepare):
+            self.watch_again()
         if group.facts.index == 0:
             for place in places:
                 with suppress(OSError):
@@ -331,9 +343,9 @@ class Notice:
 
         Both are the same on all workers.
         """
-        why = self._why_not()
+        why = _why_fixed() or self._why_not()
         try:
-            elastic.check.run()
+            elastic.check_join.run()
         except elastic.CannotResizeError as error:
             why = str(error)
         if self._manager is None or sum(1 for one in _notices if _is_open(one())) > 1:
@@ -375,6 +387,15 @@ class Notice:
             with self._changed:
                 self._holds = False
                 self._changed.notify_all()
+
+
+def _why_fixed() -> str:
+    """Return why this worker cannot move its state to another number of workers; "" if it can."""
+    try:
+        elastic.check.run()
+    except elastic.CannotResizeError as error:
+        return str(error)
+    return ""
 
 
 def _generation_check(group: _group.Group | None) -> Callable[[], bool]:

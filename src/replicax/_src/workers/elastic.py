@@ -67,6 +67,8 @@ class Phase:
 
 # Raise `CannotResizeError` for state that would be lost; nothing has changed yet.
 check = Phase()
+# The same for state that a worker that joins would not get.
+check_join = Phase()
 # Copy arrays to the host, and end threads that use devices.
 before = Phase()
 # Move to the new devices.

@@ -203,23 +203,30 @@ def _move(group: Group, go: Message) -> None:
     elastic.after.run()
 
 
-def regroup(group: Group, cause: str, prepare: Callable[[], str]) -> None:
+def regroup(group: Group, cause: str, prepare: Callable[[], str | None]) -> bool:
     """Re-form the group between two steps, at which all workers have agreed to be.
 
     Args:
         group: The workers.
         cause: The reason, for messages.
-        prepare: Runs first; returns where workers that join find the state, or "". A worker that is
-            lost meanwhile only makes the next group smaller, as no worker has begun another step.
+        prepare: Runs first; returns where workers that join find the state, or "", or on all
+            workers None if the group stays as it is. A worker that is lost meanwhile only makes the
+            next group smaller, as no worker has begun another step.
+
+    Returns:
+        Whether the group was re-formed.
     """
     completed, state = group.completed, ""
     try:
-        state = prepare()
+        if (place := prepare()) is None:
+            return False
+        state = place
     except WorkerLostError:
         if not group.may_resize:
             raise
     _move(group, group.reform(has_new=False, completed=completed, planned=cause, state=state))
     elastic.free_old_backends()
+    return True
 
 
 def take_over(group: Group, restore: Callable[[str], None]) -> None:
