@@ -96,6 +96,8 @@ def _measure(system, options, folder):
     mark = f"{_MARK}={uuid.uuid4()}"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", _MARK: mark.split("=")[1]}
     env |= {"PYTHONPATH": str(PEERS if system.is_peer else SOURCES)}
+    # Otherwise workers that torchrun 2.13 starts again may read the addresses of those before them.
+    env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     env |= {"PACE": str(options.pace), "EVERY": str(options.every), "OMP_NUM_THREADS": "1"}
     command = [options.peers if system.is_peer else sys.executable, *system.command, str(folder)]
     command += [] if system.is_peer else [str(STEPS)]
