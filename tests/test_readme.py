@@ -77,21 +77,10 @@ def pasted(path):
     return "".join(example.source for example in examples) or "".join(programs(path)[:2])
 
 
-OTHERS = sorted(
-    f"docs/{path.name}"
-    for path in (ROOT / "docs").glob("*.md")
-    if '["CPU:0", "CPU:1"]' in path.read_text()
-)
 QUICKSTARTS = ["docs/index.md", "docs/keras.md", "docs/custom_loop.md", "docs/jax.md"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *QUICKSTARTS,
-        *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS if p not in QUICKSTARTS),
-    ],
-)
+@pytest.mark.parametrize("path", [*QUICKSTARTS, "docs/porting.md"])
 def test_a_page_runs_when_it_is_pasted_without_any_setting(path, tmp_path):
     """On a machine with one CPU device; `strategy` makes the second, as JAX has not started yet."""
     result = run_fresh(pasted(path), REPLICAX_CPU_DEVICES="", TMPDIR=str(tmp_path))
