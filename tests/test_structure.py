@@ -143,6 +143,38 @@ def test_one_module_alone_provides_implementations_to_lower_layers():
     assert {c for c in calling if c[0] in SETTERS} == {(s, "_src/wiring.py") for s in SETTERS}
 
 
+# Which objects of a higher layer a lower one calls in a training step, and what it knows of them.
+HIGHER_OBJECTS = {
+    ("state", "StrategyBase"): "the protocol AmbientStrategy of context",
+    ("context", "StrategyBase"): "the protocol AmbientStrategy of context",
+    ("context", "CompiledLink"): "the protocol Link of context",
+    ("context", "ThreadLink"): "the protocol Link of context",
+    ("base", "Strategy"): "the method that the decorator `requires` wraps",
+    ("compat", "SharedPrograms"): "the argument `make` of surround_compiler",
+    ("data", "BufferPool"): "the argument `new` of a source",
+    ("values", "_Plan"): "the argument `fn` of apply_in_body",
+}
+
+
+def test_lower_layers_call_only_the_interfaces_of_higher_ones():
+    """The import linter cannot see that a lower layer calls an object of a higher one."""
+    result = run_fresh(
+        f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from benchmarks import layers
+        for calls in layers.paths().values():
+            for caller, _, function in layers.methods(layers.upward(calls)):
+                print(layers.package(caller), function.split(".")[0])
+        """,
+        REPLICAX_CPU_DEVICES="2",
+    )
+    found = {tuple(line.split()) for line in result.stdout.splitlines()}
+
+    assert result.returncode == 0, result.stderr
+    assert found == set(HIGHER_OBJECTS)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_no_example_is_long(path):
     most = LONGER.get(path.name, MOST_LINES_OF_AN_EXAMPLE)

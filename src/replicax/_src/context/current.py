@@ -5,20 +5,63 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from replicax._src.base.errors import ScopeError
 from replicax._src.base.managers import contextmanager
 
 if TYPE_CHECKING:
     from replicax._src.context.replica import ReplicaContext
-    from replicax._src.strategy.base import StrategyBase
-    from replicax._src.strategy.strategies import Strategy
+    from replicax._src.strategy.strategies import Strategy  # the annotation of a public function
+    from replicax._src.topology.mesh import Topology
+
+
+class AmbientStrategy(Protocol):
+    """The members of a strategy that variables, functions and replicas use.
+
+    Strategies are a higher layer, whose `StrategyBase` has these members and many more.
+    """
+
+    @property
+    @abstractmethod
+    def topology(self) -> Topology | None:
+        """The topology: which devices form which replica; None for the default strategy."""
+
+    @property
+    @abstractmethod
+    def devices_or_default(self) -> Topology:
+        """The topology; for the default strategy, JAX's default device."""
+
+    @property
+    @abstractmethod
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas over which gradients are aggregated."""
+
+    @property
+    @abstractmethod
+    def wraps_single(self) -> bool:
+        """Whether values are per-replica values even with a single replica."""
+
+    @property
+    @abstractmethod
+    def variable_policy(self) -> Any:
+        """Whether the replicas mirror or shard the variables."""
+
+    @property
+    @abstractmethod
+    def reduce_dtype(self) -> Any:
+        """The type in which gradients of sharded variables are summed; None for their own."""
+
+    @property
+    @abstractmethod
+    def solo_context(self) -> ReplicaContext:
+        """The context of the only replica, for code outside of `run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +78,7 @@ class Frame:
         journal: The old values of variables that an eager run has written, for rollback.
     """
 
-    strategy: StrategyBase | None = None
+    strategy: AmbientStrategy | None = None
     replica: ReplicaContext | None = None
     level: Any = None
     body: ReplicaContext | None = None
@@ -44,7 +87,7 @@ class Frame:
     journal: Any = None
 
 
-_S = TypeVar("_S", bound="StrategyBase")
+_S = TypeVar("_S", bound="AmbientStrategy")
 _outermost = Frame()
 _frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_outermost)
 _strategies: dict[str, Any] = {}
@@ -97,9 +140,17 @@ def within(fn: Callable[[], Any], **changes: Any) -> Any:
         _frame.set(before)
 
 
-def set_default(strategy: StrategyBase) -> None:
+def set_default(strategy: AmbientStrategy) -> None:
     """Set the strategy outside of all scopes; called once, by `replicax._src.wiring`."""
     _strategies["default"] = strategy
+
+
+def ambient_strategy() -> AmbientStrategy:
+    """Return the strategy of the current scope, or the default one."""
+    strategy: AmbientStrategy = (
+        current().strategy or _strategies.get("set") or _strategies["default"]
+    )
+    return strategy
 
 
 def get_strategy() -> Strategy:
@@ -113,7 +164,7 @@ def get_strategy() -> Strategy:
         >>> rx.distribute.get_strategy().num_replicas_in_sync
         1
     """
-    return current().strategy or _strategies.get("set") or _strategies["default"]  # type: ignore[return-value]
+    return ambient_strategy()  # type: ignore[return-value]
 
 
 class Attributes:
@@ -223,7 +274,7 @@ def has_strategy() -> bool:
         >>> rx.distribute.has_strategy()
         False
     """
-    return get_strategy() is not _strategies["default"]
+    return ambient_strategy() is not _strategies["default"]
 
 
 def get_replica_context() -> ReplicaContext | Any:
@@ -292,7 +343,7 @@ def experimental_set_strategy(strategy: Any) -> None:
 
 
 @contextmanager
-def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
+def strategy_scope(strategy: AmbientStrategy) -> Iterator[AmbientStrategy]:
     """Make `strategy` the ambient one in the block, in cross-replica context."""
     frame = current()
     if frame.replica is not None and not is_default(frame.replica.strategy):
@@ -329,7 +380,7 @@ class Scope(ContextDecorator, Generic[_S]):
         _explain_missing_context(error[1])
         # Nested scopes of one strategy are interchangeable: the innermost one ends, whichever
         # object is exited first, as in TensorFlow.
-        leave(self._strategy, f"A scope of {self._strategy}", *error).__exit__(*error)
+        leave(self._strategy, "A scope of", *error).__exit__(*error)
 
 
 def enter(owner: object, block: Any) -> None:
@@ -353,8 +404,8 @@ def leave(owner: object, name: str, error: object = None, *_: object) -> Any:
     if not scopes or scopes[-1][0] is not owner:
         inner = f"that of {scopes[-1][0]} is open" if scopes else "none is open"
         raise ScopeError(
-            f"{name} is left where {inner}. Leave scopes in the reverse order of entering them, in"
-            " the same thread; best with `with`, as in `with strategy.scope():`."
+            f"{name} {owner} is left where {inner}. Leave scopes in the reverse order of entering"
+            " them, in the same thread; best with `with`, as in `with strategy.scope():`."
         )
     _open_scopes.set(scopes[:-1])
     return scopes[-1][1]

@@ -16,7 +16,12 @@ from replicax._src.base.types import AnyReduceOp, ReduceOp
 from replicax._src.collectives.consistency import identify
 from replicax._src.collectives.options import CommunicationOptions
 from replicax._src.compat.jax import unrecorded
-from replicax._src.context.current import current, entered, get_replica_context
+from replicax._src.context.current import (
+    AmbientStrategy,
+    current,
+    entered,
+    get_replica_context,
+)
 from replicax._src.topology.devices import device_name
 from replicax._src.topology.mesh import Across
 from replicax._src.values.per_replica import is_opaque
@@ -25,7 +30,7 @@ from replicax._src.values.sharded import check_nothing_packs
 from replicax._src.values.structures import map_in_order, unflatten_as
 
 if TYPE_CHECKING:
-    from replicax._src.strategy.base import StrategyBase
+    from replicax._src.strategy.base import StrategyBase  # the annotation of a public property
 
 
 _SUM_OF_MEANS = (
@@ -107,7 +112,7 @@ class ReplicaContext:
         }
     """
 
-    def __init__(self, strategy: StrategyBase, link: Link) -> None:
+    def __init__(self, strategy: AmbientStrategy, link: Link) -> None:
         self._strategy = strategy
         self._link = link
         self._local_means: dict[int, Any] = {}
@@ -116,7 +121,7 @@ class ReplicaContext:
     @property
     def strategy(self) -> StrategyBase:
         """The strategy of this replica."""
-        return self._strategy
+        return self._strategy  # type: ignore[return-value]
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -25,7 +25,6 @@ from replicax._src.functions.cache_keys import static_key
 from replicax._src.functions.modes import HostDriven
 from replicax._src.functions.reachable import Edge, ReachableObjects
 from replicax._src.state.cell import NO_COPIES, Cell
-from replicax._src.state.levels import is_transformed
 from replicax._src.state.variable import Variable
 from replicax._src.state.variables import value_of
 from replicax._src.topology.mesh import Topology
@@ -37,6 +36,7 @@ from replicax._src.values.per_replica import (
     Pieces,
     Stacked,
     as_single_array,
+    belongs_to_trace,
     is_opaque,
     is_text,
     num_components,
@@ -57,10 +57,7 @@ def _form(value: Distributed) -> Form:
     """Return the components of `value` in the form that the running code sees."""
     frame, stored = current(), value.stored
     level = frame.level
-    # Eager code, and values that already belong to this trace, need no conversion.
-    if level is None or getattr(level, "is_eager", True) or not is_transformed():
-        return stored
-    if _belongs_to_trace(stored):
+    if level is None or getattr(level, "is_eager", True):  # JAX traces, and no function of ours
         return stored
     inside = frame.replica or frame.body
     if inside is not None and inside.num_replicas_in_sync == 1:
@@ -76,12 +73,6 @@ def _form(value: Distributed) -> Form:
         return seen.stored
     assert cell.topology is not None
     return Joined(seen, cell.topology)
-
-
-def _belongs_to_trace(stored: Form) -> bool:
-    if isinstance(stored, Pieces):
-        return any(map(is_traced, stored.values))
-    return isinstance(stored, InBody) or is_traced(stored.array)
 
 
 def _cell(value: Distributed, inside: Any) -> Cell | None:
@@ -151,7 +142,7 @@ def _component(value: Distributed) -> Any:
         check_count(num_components(value), topology)
     if at is None:
         return local_piece(value)
-    if _belongs_to_trace(form):
+    if belongs_to_trace(form):
         return form.values[at]
     with concrete():  # JAX may be tracing a part of the replica's function
         own = form.values[at]

@@ -32,7 +32,7 @@ from replicax._src.base.forks import is_forked, refuse_fork
 from replicax._src.base.tracebacks import shorten
 from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.compat.jax import at_rest, settings, traced, undisturbed
-from replicax._src.context.current import context_key, current, get_strategy, within
+from replicax._src.context.current import ambient_strategy, context_key, current, within
 from replicax._src.functions.boundary import Fields, Outputs, with_iterator_arguments
 from replicax._src.functions.cache_keys import Identity, receivers, unstable_part
 from replicax._src.functions.iterator_inputs import run_in_python
@@ -287,7 +287,7 @@ class Function(Generic[_P, _R_co]):
         """
         if not args and not kwargs and self._signature is not None:
             args = self._signature
-        given, named = examples((args, kwargs), get_strategy())
+        given, named = examples((args, kwargs), ambient_strategy())
         arguments = take_apart(given, named, orders_keywords=self._orders_keywords)
         key = key_of(arguments)
         programs = self._programs.get(key) or [self._traced(arguments, 0)]
@@ -337,7 +337,7 @@ class Function(Generic[_P, _R_co]):
         fields = Fields(arguments.treedef, arguments.leaves)
 
         def topology() -> Topology | None:
-            if not level.topologies and (place := get_strategy().topology) is not None:
+            if not level.topologies and (place := ambient_strategy().topology) is not None:
                 level.uses(place, "a per-replica value")
             return next(iter(level.topologies), None)
 

@@ -66,7 +66,7 @@ class _CreatorScope(ContextDecorator):
         enter(self, block)
 
     def __exit__(self, *error: Any) -> None:
-        leave(self, f"The scope of {self}", *error).close()
+        leave(self, "The scope of", *error).close()
 
 
 class CreatedOnce(type):

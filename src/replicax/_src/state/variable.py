@@ -20,7 +20,7 @@ from replicax._src.base.rendering import format_components
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
 from replicax._src.collectives.consistency import identify
 from replicax._src.compat.jax import accept_as_array, concrete
-from replicax._src.context.current import current, get_strategy
+from replicax._src.context.current import ambient_strategy, current
 from replicax._src.state.cell import Cell, format_value
 from replicax._src.state.declaration import (
     check_declaration,
@@ -145,7 +145,7 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
         experimental_enable_variable_lifting: Any = True,
     ) -> None:
         _register_with_jax()
-        strategy = get_strategy()
+        strategy = ambient_strategy()
         topology: Topology | None = strategy.topology
         on_read = synchronization is VariableSynchronization.ON_READ
         self._name = name or "Variable"

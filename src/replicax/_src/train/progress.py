@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -16,14 +16,20 @@ from replicax._src.workers.watchdog import load
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from replicax._src.preflight.report import PreflightReport
-
     T = TypeVarWithDefault("T", default=Any)
 else:
     T = TypeVar("T")
 
 _rich = LazyModule("rich.progress")
 _SOON = 0.1  # seconds between two updates of a terminal
+
+
+class StepEstimate(Protocol):
+    """What a progress line needs of a report of `rx.preflight`."""
+
+    @property
+    def compute_seconds(self) -> float:
+        """The time of the arithmetic of one step at the peak rate of the devices."""
 
 
 class ProgressBar(Generic[T]):
@@ -126,7 +132,7 @@ def progress(  # noqa: PLR0913
     batch_size: int | None = None,
     description: str = "",
     every: float | None = 10.0,
-    preflight: "PreflightReport | None" = None,
+    preflight: "StepEstimate | None" = None,
 ) -> ProgressBar[T]:
     """Show the progress of a training loop: examples per second, input wait, goodput and MFU.
 

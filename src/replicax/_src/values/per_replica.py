@@ -23,7 +23,7 @@ import numpy as np
 from replicax._src.base.errors import PerReplicaError
 from replicax._src.base.ops import StandIn, T_co, stands_for
 from replicax._src.base.rendering import format_components
-from replicax._src.compat.jax import accept_as_array, dispatch_as_array
+from replicax._src.compat.jax import accept_as_array, at_rest, dispatch_as_array, traced
 from replicax._src.topology.mesh import MESH_AXIS, Across, Topology
 from replicax._src.values.placement import (
     first,
@@ -177,6 +177,9 @@ class Distributed(StandIn, DistributedValues[T_co]):
     @property
     def form(self) -> Form:
         """The components as the running code sees them; in a trace, as inputs of the trace."""
+        # Eager code, and values that already belong to the trace, need no conversion.
+        if traced.value is at_rest or belongs_to_trace(self.stored):
+            return self.stored
         return _execution.form(self)
 
     @property
@@ -257,10 +260,11 @@ def _note_live(value: Distributed) -> None:
 def live_values() -> list[Distributed]:
     """Return all distributed values of an elastic run that are in use, without those in traces."""
     found = [ref() for ref in list(_live.values())]
-    return [v for v in found if v is not None and not _has_tracers(v.stored)]
+    return [v for v in found if v is not None and not belongs_to_trace(v.stored)]
 
 
-def _has_tracers(form: Form) -> bool:
+def belongs_to_trace(form: Form) -> bool:
+    """Whether a value was made in a trace: its components are tracers, or one replica's piece."""
     if isinstance(form, Lost):
         return False
     if isinstance(form, Stacked | Joined):
@@ -277,7 +281,7 @@ class Execution(Protocol):
 
     @abstractmethod
     def form(self, value: Distributed) -> Form:
-        """Return the components of `value` as the running code sees them."""
+        """Return the components of `value`, made outside of the running trace, as inputs of it."""
 
     @abstractmethod
     def component(self, value: Distributed) -> Any:
