@@ -13,7 +13,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The number of virtual CPU devices, on the command line and in the configuration file."""
+    """Add an option and an ini value for the number of virtual CPU devices."""
     about = "virtual CPU devices for JAX in this test run"
     parser.addini("replicax_cpu_devices", about)
     group = parser.getgroup("replicax")
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test module imports JAX, say how many devices it shall have."""
+    """Set the number of virtual devices in the environment, before a test module imports JAX."""
     config.addinivalue_line("markers", "rx_replicas(n): the `rx_strategy` fixture has n replicas")
     count = config.getoption("--replicax-cpu-devices") or config.getini("replicax_cpu_devices")
     if count:
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def rx_mirrored() -> Callable[[int], Any]:
-    """Makes a `MirroredStrategy` of n virtual devices; the test is skipped if there are fewer."""
+    """Return a function that makes a `MirroredStrategy` of n virtual devices, or skips the test."""
 
     def make(count: int) -> Any:
         rx: Any = importlib.import_module("replicax")
@@ -47,6 +47,6 @@ def rx_mirrored() -> Callable[[int], Any]:
 
 @pytest.fixture
 def rx_strategy(request: pytest.FixtureRequest, rx_mirrored: Callable[[int], Any]) -> Any:
-    """A `MirroredStrategy` of two replicas, or of n with `@pytest.mark.rx_replicas(n)`."""
+    """Return a `MirroredStrategy` of two replicas, or of n with `@pytest.mark.rx_replicas(n)`."""
     marker = request.node.get_closest_marker("rx_replicas")
     return rx_mirrored(marker.args[0] if marker else 2)

@@ -48,7 +48,7 @@ def error_of(text):
 def test_an_error_is_told_by_its_kind_and_text(pair, program, told):
     group, other = pair
 
-    group.tell(error_of(program))
+    group.report_failure(error_of(program))
 
     assert other.receive_within(10)["raised"].startswith(told)
 

@@ -111,15 +111,15 @@ def test_what_gets_on_at_the_disk_is_told():
     disk, p = Disk(), Progress()
     ping = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
     with disk.at("writing"), disk.at("reading"):
-        p.note(ping | {"disk": disk.told()})
+        p.note(ping | {"disk": disk.status()})
         p.got_on = 0.0
-        p.note(ping | {"disk": disk.told()})
+        p.note(ping | {"disk": disk.status()})
         assert p.got_on == 0.0
         disk.got_on()
-        p.note(ping | {"disk": disk.told()})
+        p.note(ping | {"disk": disk.status()})
         assert p.got_on > 0.0
         assert p.disk[0] == "writing"
-    p.note(ping | {"disk": disk.told()})
+    p.note(ping | {"disk": disk.status()})
 
     assert p.disk[0] == ""
 
@@ -170,7 +170,7 @@ def test_rates_are_those_of_the_last_seconds(clock):
         load.steps += 4
         with load:
             clock[0] += 1.0
-        told = load.told()
+        told = load.figures()
 
     assert told["steps"] == 120
     assert told["rate"] == pytest.approx(2.0)
@@ -181,12 +181,12 @@ def test_rates_are_those_of_the_last_seconds(clock):
 
 def test_a_wait_that_goes_on_is_counted_while_it_does(clock):
     load = Load()
-    load.told()
+    load.figures()
     with load:
         clock[0] += 8.0
-        seen = load.told()
+        seen = load.figures()
 
-    assert seen["waited"] == load.told()["waited"] == pytest.approx(8.0)
+    assert seen["waited"] == load.figures()["waited"] == pytest.approx(8.0)
     assert seen["waits"] == pytest.approx(1.0)
 
 
@@ -210,10 +210,10 @@ def test_the_hub_takes_what_a_worker_tells():
     load = Load()
     load.steps = 3
     progress = Progress()
-    progress.note({**PING, "load": load.told()})
+    progress.note({**PING, "load": load.figures()})
 
     assert progress.load["steps"] == 3
-    assert set(load.told()) == set(FIGURES)
+    assert set(load.figures()) == set(FIGURES)
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf"), "x", None, [1], 10**400])
@@ -290,9 +290,9 @@ def test_goodput_is_the_time_after_the_first_step_without_waits(clock):
     load = Load()
     clock[0] += 2.0
     load.steps += 1
-    load.told()
+    load.figures()
     with load:
         clock[0] += 3.0
     clock[0] += 5.0
 
-    assert load.told()["goodput"] == pytest.approx(0.5)
+    assert load.figures()["goodput"] == pytest.approx(0.5)

@@ -91,7 +91,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 def _quotas() -> list[tuple[int, float]]:
-    """Return the quotas of this process's cgroup and of those around it, as (inode, cores)."""
+    """Return the quotas of this process's cgroup and of its ancestors, as (inode, cores)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

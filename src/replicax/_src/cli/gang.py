@@ -258,7 +258,7 @@ class Worker:
         return int(found[1]) if found else None
 
     def in_the_run(self) -> "Worker":
-        """Return the last worker in this place that took part, or tried to."""
+        """Return this worker, or the one it replaced if this one came too late to take part."""
         came_too_late = self.before is not None and self.process.returncode == NOT_NEEDED
         return self.before.in_the_run() if came_too_late and self.before else self
 

@@ -145,7 +145,10 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
-    """Yield a guard and a run folder; however the launcher ends, workers and folder do too."""
+    """Yield a guard and a run folder; the guard removes both workers and folder at the end.
+
+    It does so however the launcher ends, even if it is killed.
+    """
     guard = Guard(grace)
     try:
         # Register the folder before it exists, so that it is removed in any case.
@@ -158,7 +161,7 @@ def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
 
 @contextmanager
 def _reported(options: argparse.Namespace) -> Iterator[Reporter | None]:
-    """Yield a reporter, if requested; the page is written however the run ends."""
+    """Yield a reporter if the user asked for a report, and write its page even after an error."""
     if options.report is None:
         yield None
         return
@@ -613,7 +616,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _exists(options: argparse.Namespace) -> bool:
-    """Whether the program is there; unknown for modules, dry runs and the hosts of ssh."""
+    """Whether the program's file exists; True if this host cannot tell (modules, ssh, dry runs)."""
     is_elsewhere = options.ssh and not options.remote
     if options.is_module or options.dry_run or is_elsewhere:
         return True

@@ -122,14 +122,14 @@ def mapped_spec(node: Node, function: ElementFunction, outcome: TraceOutcome) ->
     for result in results:
         found = leaf_spec(to_leaf(np.asarray(result)[0] if function.vectorize else result))
         # A leaf that the function returns unchanged keeps its spec; other sizes may vary.
-        specs.append(input_specs.get(id(result), opened(found)) if is_open else found)
+        specs.append(input_specs.get(id(result), with_unknown_sizes(found)) if is_open else found)
     return nesting.unflatten(specs)
 
 
-def opened(spec: Any) -> Any:
+def with_unknown_sizes(spec: Any) -> Any:
     """Return `spec` with every size unknown: other elements may differ in size."""
     if isinstance(spec, DatasetSpec):
-        return DatasetSpec(map_leaves(opened, spec.element_spec))
+        return DatasetSpec(map_leaves(with_unknown_sizes, spec.element_spec))
     if not isinstance(spec, TensorSpec) or spec.shape is None:
         return spec
     return TensorSpec((None,) * len(spec.shape), spec.dtype)

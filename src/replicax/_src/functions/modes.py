@@ -15,23 +15,23 @@ from replicax._src.compat.jax import setting
 
 
 class HostDriven(BaseException):
-    """Python must run the function: how many elements it takes depends on values."""
+    """Ends a trace: Python must run the function, as the number of elements depends on values."""
 
 
 class PythonFallback(BaseException):
-    """The program cannot run with the upcoming elements; Python runs this call instead."""
+    """Ends a call whose program cannot take the upcoming elements: Python runs it instead."""
 
 
 class ShapeMismatch(PythonFallback):
-    """The upcoming elements have other shapes than those the function was traced with."""
+    """Ends a call whose upcoming elements have other shapes than the function was traced with."""
 
 
 class StringArgument(PythonFallback):
-    """An argument contains strings, which no compiled program can take."""
+    """Raised for an argument with strings, which no compiled program can take."""
 
 
 class RaggedArgument(PythonFallback):
-    """The replicas' arrays differ in shape: no single program can take them."""
+    """Raised if the replicas' arrays differ in shape, so that no single program can take them."""
 
 
 def late_creation(name: str, created: Iterable[Any]) -> str:

@@ -128,7 +128,7 @@ class ReachableObjects:
 
     def _look(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
         """Return the key of `x` and its references."""
-        if is_traced(x) or (is_distributed(x) and any(map(is_traced, _held(x)))):
+        if is_traced(x) or (is_distributed(x) and any(map(is_traced, _arrays_of(x)))):
             self.traced.append(label)
             return Identity(x), []
         if is_opaque(x) or isinstance(x, Variable):  # their `==` is elementwise
@@ -400,7 +400,7 @@ def _slot(x: Any, name: str) -> Any:
     return getattr(x, name, _MISSING)
 
 
-def _held(x: Any) -> Iterable[Any]:
+def _arrays_of(x: Any) -> Iterable[Any]:
     """Return the arrays in a distributed value without splitting it, which would run a program."""
     stored: Form = x.stored
     if isinstance(stored, Pieces):

@@ -674,14 +674,14 @@ class _FunctionBody:
         return any(self._is_tensor(node) for node in nodes)
 
     def _unknown_numbers(self, nodes: Sequence[Any]) -> list[str]:
-        """Return the parameters of a function of TensorFlow that bounds of a loop are."""
+        """Return which of these loop bounds are parameters of a compiled function, by name."""
         if self._node not in self._found.roots:
             return []
         plain = {p.name.value for p in _parameters(self._node) if p.default is None} - {"self"}
         return [n.value for n in nodes if isinstance(n, cst.Name) and n.value in plain]
 
     def _is_one_tensor(self, node: Any) -> bool:
-        """Whether an expression is certainly a tensor, and no tuple of tensors."""
+        """Whether an expression is certainly a tensor, and not a tuple of tensors."""
         match node:
             case cst.Call():
                 path = self._found.paths.get(node.func, "")
@@ -709,7 +709,7 @@ class _FunctionBody:
         return _function(name, ", ".join(f"{n}={n}" for n in given), inner)
 
     def _check(self, body: Sequence[Any], *, returns: bool = False) -> None:
-        """Raise if a branch or a loop does something that a function of it would not do.
+        """Raise if a branch or loop would behave differently as a function, as with ``break``.
 
         Raises:
             _RefusedError: If it does.
@@ -787,7 +787,7 @@ class _FunctionBody:
         return code_of(node)
 
     def _may_be_tensor(self, node: cst.BaseExpression) -> bool:
-        """Whether a condition compares the size of a parameter of a function of TensorFlow."""
+        """Whether a condition is an order comparison with a parameter of a compiled function."""
         if self._node not in self._found.roots or not isinstance(node, cst.Comparison):
             return False
         plain = {p.name.value for p in _parameters(self._node) if p.default is None} - {"self"}
@@ -796,7 +796,7 @@ class _FunctionBody:
         return is_order and any(isinstance(x, cst.Name) and x.value in plain for x in operands)
 
     def _is_tensor(self, node: Any, known: dict[str, bool] | None = None) -> bool:
-        """Whether an expression is certainly a tensor, and no shape.
+        """Whether an expression is certainly a tensor, and not a shape.
 
         Args:
             node: The expression.

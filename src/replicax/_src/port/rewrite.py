@@ -479,7 +479,7 @@ class _Rewriter(cst.CSTTransformer):
         return fill_call(new, arguments, row, updated, self._expression)
 
     def _refused(self, node: cst.Call, path: str) -> str:
-        """Return why JAX's function does not do here, or ""."""
+        """Return why JAX's function cannot replace this call; "" if it can."""
         if path.rpartition(".")[2] == "shape":
             parent: Any = self.get_metadata(ParentNodeProvider, node)
             is_number = m.matches(

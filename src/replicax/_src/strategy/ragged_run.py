@@ -39,11 +39,11 @@ _log = logging.getLogger("replicax")
 
 
 class CannotTrace(Exception):  # noqa: N818 - a signal, not an error
-    """The function needs concrete values while it is traced: it can only run op by op."""
+    """Raised if the function needs concrete values in a trace: it can only run op by op."""
 
 
 class _CreatedVariables(CannotTrace):
-    """The trace created variables; a second trace does not, and can be kept."""
+    """Raised by a trace that created variables: a second trace creates none, and can be cached."""
 
 
 @dataclass

@@ -119,7 +119,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _kept(folder: str, name: str, make: Callable[[], str]) -> str:
-    """Return the text that an earlier start of the run left in a file, or leave a new one."""
+    """Return the run id in a file, which the first start of the run writes with ``make()``."""
     path = f"{folder}/{name}"
     if storage.is_file(path):
         text = storage.read_bytes(path).decode(errors="replace").strip()

@@ -27,7 +27,7 @@ def main() -> None:
         packed = pickle.dumps(outcome)
     except BaseException as error:
         if (group := _group.current()) is not None:
-            group.tell(error)
+            group.report_failure(error)
         packed = _packed(error)
         outcome = {}
     partial = folder / f"partial{index}"

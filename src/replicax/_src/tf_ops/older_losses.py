@@ -25,7 +25,7 @@ class Reduction:
 
     @classmethod
     def all(cls) -> tuple[str, ...]:
-        """Return all ways."""
+        """Return all kinds of reduction."""
         return (
             cls.NONE,
             cls.SUM,
@@ -37,7 +37,7 @@ class Reduction:
 
     @classmethod
     def validate(cls, key: Any) -> None:
-        """Raise a ValueError if ``key`` is no way to reduce losses."""
+        """Raise a ValueError if ``key`` is not a kind of reduction."""
         if key not in cls.all():
             raise ValueError(f"Invalid Reduction Key {key}. Expected keys are {cls.all()}.")
 

@@ -177,7 +177,7 @@ class StaticVocabularyTable(StaticHashTable):
         self._buckets = int(num_oov_buckets)
 
     def size(self, name: str | None = None) -> Any:
-        """Return the number of keys and of shared numbers."""
+        """Return the number of keys plus the number of buckets for other strings."""
         return len(self._table) + self._buckets
 
     def _value(self, key: Any) -> Any:

@@ -237,7 +237,7 @@ def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
 
 
 def _of_classes(kind: _Kind, named: Mapping[str, Any]) -> list[Unnamed]:
-    """The attributes of an object's classes, which no object has for itself."""
+    """Return the attributes that the classes of an object have and the object itself has not."""
     return [
         Unnamed(
             f".{name}",
@@ -253,7 +253,7 @@ def _of_classes(kind: _Kind, named: Mapping[str, Any]) -> list[Unnamed]:
 
 
 def _referents(x: Any, known: Iterable[Any]) -> list[Unnamed]:
-    """What else an object refers to than known objects: the items of an iterator, for example."""
+    """Return the objects in ``x`` that are not known, such as an iterator's items."""
     ids = set(map(id, known))
     others = [v for v in gc.get_referents(x) if id(v) not in ids and not has_no_parts(v)]
     return [Unnamed("{...}", _why_none(x), v) for v in others]
@@ -287,7 +287,7 @@ def _kind(kind: Any) -> _Kind:
 
 
 def _is_users(name: Any) -> bool:
-    """Whether a module, given its name, is part of the user's program and not of a library."""
+    """Whether the module called ``name`` is part of the user's program, not of a library."""
     module = sys.modules.get(name)
     if module is None or name == "__main__":
         return True

@@ -151,7 +151,7 @@ def graph_contents(x: Any) -> Contents:
 
 
 def is_bare(leaf: Any) -> bool:
-    """Whether a leaf has nothing but its value."""
+    """Whether a leaf has a value, but no children."""
     has_more = isinstance(leaf, Variable) and not vars(leaf).keys() <= OF_VARIABLES
     return is_of_library(type(leaf)) and not has_more
 

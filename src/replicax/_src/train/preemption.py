@@ -315,7 +315,7 @@ class Notice:
         """Hand the state over to the workers that wait, and re-form with them.
 
         Args:
-            first: Runs before.
+            first: Called before the state is saved.
         """
         group = _group.required()
         places: list[str] = []

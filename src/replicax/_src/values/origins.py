@@ -19,7 +19,7 @@ _origins: dict[int, tuple[weakref.ref[jax.Array], Callable[[], jax.Array]]] = {}
 
 
 def divided(make: Callable[[], jax.Array]) -> jax.Array:
-    """Return ``make()``; `remade` calls it again when the workers of an elastic run have changed.
+    """Return ``make()``, and let `remade` call it again after a resize of an elastic run.
 
     Args:
         make: Returns the array. It refers to all objects that it needs.
@@ -40,5 +40,5 @@ def has_origin(x: Any) -> bool:
 
 
 def remade(x: Any) -> Any:
-    """Return an array of `divided` for the workers that there are now; any other ``x`` as it is."""
+    """Return an array that `divided` made, made again for the current workers; else ``x``."""
     return divided(_origins[id(x)][1]) if has_origin(x) else x

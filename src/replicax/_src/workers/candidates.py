@@ -69,11 +69,11 @@ class Candidates:
         return any(one.stage == "waits" for one in self._found.values())
 
     def are_restoring(self) -> bool:
-        """Whether a candidate has not restored yet the state that it was given."""
+        """Whether any candidate is still restoring the state that it was given."""
         return any(one.stage == "restores" for one in self._found.values())
 
     def hand_over(self, path: str) -> None:
-        """Tell the candidates that wait where the state is."""
+        """Send the waiting candidates the path of the state."""
         for one in self._found.values():
             if one.stage == "waits":
                 one.stage = "restores"
@@ -89,7 +89,7 @@ class Candidates:
         return ready
 
     def lost(self, options: HubOptions) -> list[tuple[int, str]]:
-        """Return the candidates that are silent, or do not get on with restoring, and why."""
+        """Return the candidates that are silent, or make no progress in restoring, and why."""
         now, found = time.monotonic(), []
         for index, one in self._found.items():
             if (silent := now - one.progress.heard) > options.ping_timeout:
@@ -110,7 +110,7 @@ class Candidates:
         return one.facts
 
     def dismiss(self, why: str, *, is_error: bool = False) -> None:
-        """Tell all candidates that they cannot take part.
+        """Notify all candidates that they cannot take part.
 
         Args:
             why: The reason.

@@ -94,7 +94,7 @@ def is_on() -> bool:
 
 
 def is_joining() -> bool:
-    """Whether this worker joins an elastic run, and does not have the state of the others yet."""
+    """Whether this worker is joining an elastic run and has not received the state yet."""
     return bool(_reform) and (group := _group.current()) is not None and group.is_joining
 
 
@@ -112,7 +112,7 @@ def preview() -> Iterator[None]:
 
 
 def refuse_while_joining(what: str) -> None:
-    """Raise if this worker joins a run and has not received its state yet.
+    """Raise if this worker is joining a run and has not received its state yet.
 
     Raises:
         ReplicaxError: If so.
@@ -127,7 +127,7 @@ def refuse_while_joining(what: str) -> None:
 
 
 def free_old_backends() -> None:
-    """Free JAX's backends of the time before a resize, when nothing uses their arrays any more.
+    """Free the JAX backends from before a resize; call this when nothing uses their arrays.
 
     A backend is part of reference cycles. It has a dozen threads, and sockets to the other workers;
     the next full garbage collection may be hours away.
@@ -144,7 +144,7 @@ def cached_until_resize(fn: _F) -> _F:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What became of an interrupted step.
+    """The outcome of an interrupted step.
 
     Attributes:
         is_committed: Whether its new values are stored; otherwise it must be repeated.
@@ -161,9 +161,10 @@ def completed() -> int:
 
 
 def interruption(error: WorkerLostError) -> WorkerLostError:
-    """Return the error of a call that lost a worker before its step: an interruption, if possible.
+    """Return the error to raise if a worker is lost before a step has changed anything.
 
-    While the workers agree on the shapes of the arguments, none has changed anything yet.
+    That is a `StepInterrupted` if the others can repeat the step, otherwise ``error`` itself. A
+    worker can be lost there because the workers first agree on the shapes of the arguments.
     """
     group = _group.current()
     is_recoverable = group is not None and group.may_resize and is_supported()

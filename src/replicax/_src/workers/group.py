@@ -139,7 +139,7 @@ class Group:
         def hook(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            self.tell(error)
+            self.report_failure(error)
             before(kind, error, trace)
             news = self._report
             if news and news.index != self.facts.index and not isinstance(error, ReplicaxError):
@@ -257,12 +257,12 @@ class Group:
         return self._since_start(self._completed)
 
     def refuse_newcomers(self, why: str) -> None:
-        """Tell the workers that wait to join why they cannot."""
+        """Send the workers that wait to join the reason why they cannot."""
         self.has_newcomers = False
         self._wire.send({"no newcomers": why})
 
     def offer_to_wait(self, *, can_wait: bool) -> None:
-        """Tell the hub whether this worker stops between two steps to wait for others."""
+        """Notify the hub whether this worker stops between two steps to wait for others."""
         if self.is_elastic and not self._is_leaving:
             self._wire.send({"waits": can_wait})
 
@@ -301,7 +301,7 @@ class Group:
             return self._state
 
     def take_part(self) -> Message:
-        """Tell the others that their state is restored; return the start of the next generation.
+        """Report that the state is restored, and wait for the next generation's start message.
 
         Raises:
             RollCallError: If they went on without this worker.
@@ -418,7 +418,7 @@ class Group:
 
     # Messages to the hub.
 
-    def tell(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Report to the other workers that this one failed with ``error``."""
         if isinstance(error, WorkerLostError) and self.may_resize:
             self._wire.send({"cannot": str(error)[:1000]})  # then the others must end too
@@ -457,7 +457,7 @@ class Group:
             return
         earlier = self._report
         if error is not None:
-            self.tell(error)
+            self.report_failure(error)
         # Do not count a collective that failed here and was caught: others may still wait in it.
         self._say_goodbye(self._completed)
         with self._changed:
@@ -495,8 +495,8 @@ class Group:
                 "inside": self._inside,
                 "pace": statistics.median(self._paces) if self._paces else 0.0,
                 "journal": list(self._journal),
-                "load": load.told(),
-                "disk": disk.told(),
+                "load": load.figures(),
+                "disk": disk.status(),
             }
 
     def _begin(self, what: str) -> None:
@@ -603,7 +603,7 @@ class Group:
         """Exit if this worker, which the hub gave up, does not make progress any more."""
         count = self._count
         time.sleep(_MOVE_ON)
-        if (count == self._count or disk.told()[0]) and not self._is_leaving:
+        if (count == self._count or disk.status()[0]) and not self._is_leaving:
             end_process(f"the others gave this worker up. {report.text}")
 
     def _show_stacks(self, late: int) -> None:

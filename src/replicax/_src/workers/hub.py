@@ -502,7 +502,7 @@ class Hub:
         step = reports.at_step(count, member.progress.what)
         name, left = self._name(index).capitalize(), len(self._members) - 1
         if self._may_go_on(index) and not quietly and not self._is_broken:
-            self._shrink(index, reports.shrunk(name, step, why, left) + self._held(left))
+            self._shrink(index, reports.shrunk(name, step, why, left) + self._must_wait(left))
             return
         self._acceptor.close()
         text = reports.gone(name, step, why)
@@ -555,10 +555,10 @@ class Hub:
         can_wait = bool(others) and all(member.can_wait for member in others)
         return self._resizes.is_on and self._options.wait > 0 and can_wait
 
-    def _held(self, left: int) -> str:
-        """Return a message if the workers that are left must wait for others."""
+    def _must_wait(self, left: int) -> str:
+        """Return a message if ``left`` workers are too few to go on and must wait; else ""."""
         least = self._options.least_workers
-        return "" if left >= least else reports.held(least, self._options.wait)
+        return "" if left >= least else reports.must_wait(least, self._options.wait)
 
     def _end_if_too_few(self) -> None:
         """End the run if too few workers have waited for others long enough."""
@@ -571,12 +571,12 @@ class Hub:
         self._add_news(text)
 
     def _part(self, index: int) -> None:
-        """Remove a preempted worker, which has left between two steps, as all have agreed."""
+        """Remove a preempted worker that has left after the step on which all workers agreed."""
         left = len(self._members) - 1
         if not self._may_go_on(index) or self._is_broken:
             self._give_up(index, "it was preempted, and has left")
             return
-        text = reports.parted(self._name(index).capitalize(), left) + self._held(left)
+        text = reports.parted(self._name(index).capitalize(), left) + self._must_wait(left)
         member = self._members.pop(index)
         self._gone[index] = watchdog.status_row(member.facts, member.progress, "left")
         self._acceptor.disconnect(member.connection)
@@ -623,7 +623,7 @@ class Hub:
     # Workers that join an elastic run.
 
     def _admit(self, connection: Connection, facts: Message, present: dict[int, Message]) -> None:
-        """Let a worker prepare itself to take part, alone, or refuse it."""
+        """Accept a worker as a candidate, which prepares itself alone, or refuse it."""
         known = {**present, **{i: f for i, f, _ in self._candidates.rows()}}
         fault = self._failure or reports.join_refusal(
             facts, known, self._options.size, is_elastic=self._resizes.is_on

@@ -23,7 +23,7 @@ class MembershipLog:
     _before: dict[int, int] = field(default_factory=dict)
 
     def total(self, counts: Mapping[int, int]) -> int:
-        """Return the steps of the run, from the number of steps that each worker has taken."""
+        """Return the number of steps of the run, given that of each worker."""
         return max((self._before.get(i, 0) + n for i, n in counts.items()), default=0)
 
     def add(

@@ -87,7 +87,7 @@ def parted(who: str, left: int) -> str:
     return f"{who} was preempted, and has left. The other {left} worker(s) go on without it."
 
 
-def held(least: int, seconds: float) -> str:
+def must_wait(least: int, seconds: float) -> str:
     """Return the message that the workers that are left must wait for others."""
     return f" As at least {least} are needed, they wait up to {seconds:g} s for others to join."
 

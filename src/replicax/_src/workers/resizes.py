@@ -1,4 +1,4 @@
-"""The hub's side of a resize: what each survivor has, and the service of the next generation."""
+"""The hub's side of a resize: each survivor's last step, and the next coordination service."""
 
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -37,7 +37,7 @@ class Resizes:
         return self.least > 0 and left >= self.least and self.new_keeper is not None
 
     def hold(self, size: int) -> bool:
-        """Whether ``size`` workers must wait for others; the time begins when there are too few."""
+        """Whether ``size`` workers are too few to go on; if so, start the clock of `has_waited`."""
         if not self.is_on or size >= self.least:
             self._until = None
         elif self._until is None:
@@ -68,7 +68,7 @@ class Resizes:
         self._survivors.pop(index, None)
 
     def note(self, index: int, generation: int, has: int, completed: int, steps: int = 0) -> bool:
-        """Note what a survivor has; return False for a report of an earlier generation."""
+        """Note a survivor's last collective; return False for a report of an earlier generation."""
         if not self.cause or generation != self.generation:
             return False
         self._survivors[index] = (has, completed)
@@ -97,7 +97,7 @@ class Resizes:
         return bool(self.cause and members) and self._survivors.keys() == set(members)
 
     def last(self) -> int | None:
-        """Return the last collective that all survivors have; None if one has left it behind."""
+        """Return the collective after which all survivors can continue; None if one is past it."""
         last = min(has for has, _ in self._survivors.values())
         completed = max(completed for _, completed in self._survivors.values())
         return last if last >= max(completed, self._completed_by_others) else None

@@ -237,7 +237,7 @@ def slow(
 
 
 def _span(progress: Progress) -> _Sample:
-    """Return what the counters of a worker grew by over its samples."""
+    """Return the increase of a worker's counters over its samples."""
     if not progress.samples:
         return _Sample(0.0, 0.0, 0.0, 0.0)
     first, last = progress.samples[0], progress.samples[-1]
@@ -269,7 +269,7 @@ class Load:
         self._recent: dict[str, float] = {}
         self.device_memory: Callable[[], float] = lambda: 0.0
         self._open: dict[int, float] = {}  # the start of each thread's wait in progress
-        self._first: tuple[float, float] | None = None  # `told` after the first step: time, waited
+        self._first: tuple[float, float] | None = None  # after the first step: time, waited
         self._samples: deque[tuple[float, int, float, float]] = deque(maxlen=_SAMPLES + 1)
 
     def __enter__(self) -> None:
@@ -282,7 +282,7 @@ class Load:
 
     @contextmanager
     def reads(self) -> Iterator[None]:
-        """Mark the block as this worker's reading; it counts while the program waits for it."""
+        """Count the time of the block as reading, as far as the program waits for an element."""
         began = time.monotonic()
         try:
             yield
@@ -291,7 +291,7 @@ class Load:
             if waits:
                 self.reading += max(time.monotonic() - max(began, min(waits)), 0.0)
 
-    def told(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Return the current counters, by their names in `FIGURES`.
 
         Rates cover about the last ten seconds; they and the memory are updated once a second.
@@ -359,7 +359,7 @@ class Disk:
         self._far += 1
         self.got_on_at = time.monotonic()
 
-    def told(self) -> tuple[str, int]:
+    def status(self) -> tuple[str, int]:
         """Return the description of the oldest I/O in progress, or "", and the progress counter."""
         return next(iter(tuple(self._open)), ""), self._far
 

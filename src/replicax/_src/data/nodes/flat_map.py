@@ -9,7 +9,13 @@ import numpy as np
 
 from replicax._src.base.tf_errors import StructureError
 from replicax._src.data.element_blocks import Block, as_structure
-from replicax._src.data.graph_facts import Known, first_element, has_open_axis, opened, traced_on
+from replicax._src.data.graph_facts import (
+    Known,
+    first_element,
+    has_open_axis,
+    traced_on,
+    with_unknown_sizes,
+)
 from replicax._src.data.leaves import Array, DatasetSpec
 from replicax._src.data.node import UNKNOWN_CARDINALITY, Due, Node, Stream, UnaryNode
 from replicax._src.data.nodes.choose import Branch, Branches
@@ -68,7 +74,7 @@ class DatasetFunctionNode(UnaryNode):
             return outcome.result.element_spec
         spec = self.known_inner.get(first_inner).element_spec
         is_open = outcome.verdict is Verdict.VALUE or has_open_axis(self.input.element_spec)
-        return map_leaves(opened, spec) if is_open else spec
+        return map_leaves(with_unknown_sizes, spec) if is_open else spec
 
     @property
     def calls_user_code(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from replicax._src.base.tf_errors import StructureError
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.element_blocks import Block, RowBlock
-from replicax._src.data.graph_facts import Known, first_element, opened, traced_on
+from replicax._src.data.graph_facts import Known, first_element, traced_on, with_unknown_sizes
 from replicax._src.data.leaves import leaf_spec, own, to_leaf
 from replicax._src.data.node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax._src.data.nodes.sequential import widened
@@ -107,7 +107,9 @@ class GroupByReducerNode(UnaryNode):
         structure, leaves = first_element(self.input, "group_by_reducer")
         element = structure.unflatten(leaves)
         state = self.folding.step(self.folding.begin(self.key_of(element, 0)), element, 0)
-        return map_leaves(lambda leaf: opened(leaf_spec(to_leaf(leaf))), self.folding.end(state))
+        return map_leaves(
+            lambda leaf: with_unknown_sizes(leaf_spec(to_leaf(leaf))), self.folding.end(state)
+        )
 
     def _trace_spec(self) -> TraceOutcome:
         """Trace the functions; the result is the spec of elements."""

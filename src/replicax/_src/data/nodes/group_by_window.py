@@ -10,7 +10,7 @@ import numpy as np
 from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.element_blocks import Block, RowBlock, as_structure, join, one_row
-from replicax._src.data.graph_facts import first_element, opened, traced_on
+from replicax._src.data.graph_facts import first_element, traced_on, with_unknown_sizes
 from replicax._src.data.leaves import DatasetSpec, leaf_spec
 from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Stream, to_int
 from replicax._src.data.nodes.batch import padded_shapes
@@ -160,7 +160,7 @@ class _GroupStream(Stream):
         group = join(self._groups.pop(key))
         spec = self._spec
         if spec is None:
-            leaves = [opened(leaf_spec(leaf)) for leaf in group.rows()[0]]
+            leaves = [with_unknown_sizes(leaf_spec(leaf)) for leaf in group.rows()[0]]
             spec = group.structure.unflatten(leaves)
         self._made += 1
         index = self._made - 1

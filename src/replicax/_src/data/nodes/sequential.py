@@ -10,7 +10,7 @@ import numpy as np
 from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.element_blocks import Block, RowBlock
-from replicax._src.data.graph_facts import Known, first_element, opened, traced_on
+from replicax._src.data.graph_facts import Known, first_element, traced_on, with_unknown_sizes
 from replicax._src.data.leaves import common_shape, leaf_spec, own, to_leaf
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
@@ -142,7 +142,7 @@ class ScanNode(_FunctionNode):
         is_sure = all(None not in (getattr(spec, "shape", None) or ()) for spec in given)
         is_sure = is_sure and outcome.verdict is not Verdict.VALUE
         if not is_sure or [np.shape(x) for x in state] != [np.shape(x) for x in self.state]:
-            specs = [opened(spec) for spec in specs]
+            specs = [with_unknown_sizes(spec) for spec in specs]
         return nesting.unflatten(specs)
 
     def step(self, state: Sequence[Any], element: Any, index: int) -> tuple[tuple[Any, ...], Any]:

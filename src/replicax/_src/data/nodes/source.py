@@ -18,7 +18,7 @@ from replicax._src.data.element_blocks import (
     Row,
     RowBlock,
 )
-from replicax._src.data.graph_facts import opened
+from replicax._src.data.graph_facts import with_unknown_sizes
 from replicax._src.data.leaves import Array, leaf_spec, own, to_array, to_leaf, unshared
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
@@ -290,7 +290,7 @@ class GeneratorNode(SourceNode):
                     "from_generator() without output_signature learns it from the first element,"
                     " but the generator yields none. Pass output_signature."
                 )
-            specs = [opened(leaf_spec(leaf)) for leaf in block.rows()[0]]
+            specs = [with_unknown_sizes(leaf_spec(leaf)) for leaf in block.rows()[0]]
             self.last.spec = block.structure.unflatten(specs)
         return self.last.spec
 

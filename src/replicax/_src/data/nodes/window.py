@@ -13,7 +13,7 @@ import numpy as np
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import TensorSpec, TypeSpec
 from replicax._src.data.element_blocks import Block, ColumnBlock, Row, RowBlock, join
-from replicax._src.data.graph_facts import opened
+from replicax._src.data.graph_facts import with_unknown_sizes
 from replicax._src.data.leaves import DatasetSpec, leaf_spec, own
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
@@ -276,7 +276,7 @@ class _WindowStream(Stream):
 
     def _datasets(self, window: Block) -> Row:
         """Return a dataset for each leaf of `window`."""
-        specs = self._specs or [opened(leaf_spec(leaf)) for leaf in window.rows()[0]]
+        specs = self._specs or [with_unknown_sizes(leaf_spec(leaf)) for leaf in window.rows()[0]]
         if window.is_columnar():
             columns = zip(window.columns(), specs, strict=True)
             nodes: list[Node] = [

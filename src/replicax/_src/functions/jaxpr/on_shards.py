@@ -76,7 +76,7 @@ def on_shards(
 
 @dataclass(frozen=True, eq=False)
 class _Link:
-    """An elementwise operation of one array and literals, to apply before a sum."""
+    """An elementwise operation of one array and constants, one step of `_Sum.chain`."""
 
     equation: jaxprs.JaxprEqn
 
@@ -324,7 +324,7 @@ class _ShardedJaxpr:
             self._want(x, None)
 
     def _compute_moved(self, equation: jaxprs.JaxprEqn) -> None:
-        """Compute the shard of a result that is followed; if it is wanted whole, it is gathered."""
+        """Compute the shard of a result that `_Shards` follows; gather it if wanted whole."""
         x, (out,) = equation.invars[0], equation.outvars
         layout, given = self._shards.layouts[out], self._shards.layouts[x]
         params = _resized(equation, given)
@@ -333,7 +333,7 @@ class _ShardedJaxpr:
         self._add(_Action(tuple(zip(equation.invars, forms, strict=True)), ((out, layout),), call))
 
     def _compute_sums(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
-        """Compute the results of which only shards are wanted by reduce-scatters."""
+        """Compute by reduce-scatters the results of which only shards are wanted."""
         rest = []
         for x, v, forms in zip(equation.invars, equation.outvars, wanted, strict=True):
             form = _only(forms)
@@ -793,7 +793,7 @@ def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
 
 
 def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
-    """Which inputs are shards if the result is; None if the result would then be different."""
+    """Return for which inputs shards suffice to compute the result's shard; None if they do not."""
     shapes, shape = [x.aval.shape for x in equation.invars], equation.outvars[0].aval.shape
     # Only one number: broadcasting anything larger may use other elements for other shards.
     if equation.primitive.name == "broadcast_in_dim":
@@ -802,7 +802,7 @@ def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
 
 
 def _full_inputs(equation: Any) -> tuple[bool, ...] | None:
-    """Which inputs have the shape of the result, the others being broadcast to it.
+    """Return for each input whether it has the shape of the result; the others are broadcast.
 
     Returns:
         None if an element of the result may depend on another element of a full input.
@@ -818,7 +818,7 @@ def _full_inputs(equation: Any) -> tuple[bool, ...] | None:
 
 
 def _input_forms(equation: Any, form: ShardLayout) -> tuple[_Form, ...] | None:
-    """Return the forms of the inputs that give the shard of the result; None if none do."""
+    """Return the input forms from which to compute the shard of the result; None if impossible."""
     by_part = _sharded_inputs(equation)
     if by_part is not None:
         return tuple(form if is_part else None for is_part in by_part)
