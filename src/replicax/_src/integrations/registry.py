@@ -2,7 +2,7 @@
 
 `register_integration` calls an integration's ``attach`` function when the library is imported, and
 attaches the handlers in the returned `Integration` to the library's classes. Programs that do not
-import the library pay nothing. Keras and Flax NNX are integrated in this way, see `join_libraries`.
+import the library pay nothing. Equinox, Flax NNX and Keras are integrated so, see `join_libraries`.
 
 Handlers are stored as attributes of the classes (``__rx_variable__`` and similar), which the lower
 layers look up by name: they need neither a list of integrations nor an import of this package.
@@ -127,7 +127,8 @@ def register_integration(library: str, attach: Attach | str) -> None:
 
 
 def join_libraries() -> None:
-    """Register the integrations of Keras and Flax NNX."""
+    """Register the integrations of Equinox, Flax NNX and Keras."""
+    register_integration("equinox", "replicax._src.integrations.equinox_state:attach")
     register_integration("flax.nnx", "replicax._src.integrations.nnx:attach")
     register_integration("keras", "replicax._src.integrations.keras:attach")
 
