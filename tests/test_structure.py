@@ -28,6 +28,7 @@ LONGER = {"transformer_tpu.py": 210}  # a whole model, with its layouts
 NAMESPACES = (
     "replicax",
     "replicax.compat",
+    "replicax.compat.preprocessing",
     "replicax.compat.tf",
     "replicax.compat.tf.bitwise",
     "replicax.compat.tf.debugging",
@@ -38,6 +39,7 @@ NAMESPACES = (
     "replicax.compat.tf.nn",
     "replicax.compat.tf.signal",
     "replicax.compat.tf.strings",
+    "replicax.compat.tfds",
     "replicax.compat.v1",
     "replicax.compat.v1.data",
     "replicax.compat.v1.distribute",

@@ -13,7 +13,7 @@ from replicax.compat import v1
 if TYPE_CHECKING:
     from replicax._src.tf_ops.objects import dimension_at_index, dimension_value
     from replicax._src.tf_ops.texts import as_bytes, as_str, as_str_any, as_text, path_to_str
-    from replicax.compat import tf
+    from replicax.compat import preprocessing, tf, tfds
 
 __all__ = [
     "as_bytes",
@@ -23,14 +23,18 @@ __all__ = [
     "dimension_at_index",
     "dimension_value",
     "path_to_str",
+    "preprocessing",
     "tf",
+    "tfds",
     "v1",
 ]
 
 __dir__ = __all__.copy
 
 _HOMES = {
+    "preprocessing": "replicax.compat.preprocessing",
     "tf": "replicax.compat.tf",
+    "tfds": "replicax.compat.tfds",
     **dict.fromkeys(("dimension_at_index", "dimension_value"), "replicax._src.tf_ops.objects"),
     **dict.fromkeys(
         ("as_bytes", "as_str", "as_str_any", "as_text", "path_to_str"), "replicax._src.tf_ops.texts"

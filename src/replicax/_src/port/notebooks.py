@@ -10,6 +10,8 @@ from replicax._src.port.rewrite import Ported, PortError, port
 
 _CELL = "__replicax_cell__"
 _MAGIC = "pass  # replicax magic"
+# Magics of whole cells whose other lines are Python.
+_OF_PYTHON = re.compile(r"\s*%%(capture|prun|python3?|time|timeit)\b")
 _IS_MAGIC = re.compile(r"^(\s*)([!%?].*|\w[\w, ]*=\s*[!%].*|\S+\?\??)$")
 
 
@@ -45,7 +47,7 @@ def port_notebook(text: str, name: str = "the notebook") -> Ported:
 
 def _as_python(source: str, magics: list[str]) -> str | None:
     """Return a cell with placeholders for its magics; None if it is not Python."""
-    if source.lstrip().startswith("%%"):
+    if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source):
         return None
     start = len(magics)
     lines = []
@@ -66,7 +68,9 @@ def _as_python(source: str, magics: list[str]) -> str | None:
 
 
 def _with_magics(code: str, magics: list[str]) -> str:
-    return re.sub(rf"{re.escape(_MAGIC)} (\d+)", lambda found: magics[int(found[1])], code)
+    made = re.sub(rf"{re.escape(_MAGIC)} (\d+)", lambda found: magics[int(found[1])], code)
+    first = re.search(r"^%%.*\n", made, flags=re.MULTILINE)  # it must stay the first line
+    return made if first is None else first[0] + made[: first.start()] + made[first.end() :]
 
 
 def _split(program: str) -> dict[int, str]:

@@ -95,7 +95,7 @@ class Facts(cst.CSTVisitor):
         values: The expressions assigned to each name.
         read: The names that are read.
         top_imports: The imports at the top level of the module.
-        has_numpy_method: Whether a class defines a method ``numpy``.
+        functions: The names of functions and methods that the program defines.
         is_for_tensorflow: Whether the program imports TensorFlow.
 
     Args:
@@ -111,7 +111,7 @@ class Facts(cst.CSTVisitor):
         self.values: dict[str, list[cst.BaseExpression]] = {}
         self.read: set[str] = set()
         self.top_imports: set[str] = set()
-        self.has_numpy_method = False
+        self.functions: set[str] = set()
         self.is_for_tensorflow = False
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
@@ -137,7 +137,7 @@ class Facts(cst.CSTVisitor):
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
         """Collect names of functions."""
-        self.has_numpy_method |= node.name.value == "numpy"
+        self.functions.add(node.name.value)
         self.bound.setdefault(node.name.value, "def")
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802

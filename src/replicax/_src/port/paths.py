@@ -7,10 +7,11 @@ ROOTS = {"tensorflow": "", "tf_keras": "keras", "keras": "keras"}
 
 # Other packages that come with TensorFlow: what becomes of a program that imports them.
 _DATASETS = (
-    "It installs TensorFlow. Its datasets may be given to a strategy as they are; functions that"
-    " you pass to their `map` still need TensorFlow, so map after `rx.data.Dataset.from_generator("
-    "tfds.as_numpy(ds).__iter__)`."
+    "TensorFlow Datasets reads its files with TensorFlow, which must be installed for it. Its"
+    " datasets are `rx.data` datasets here."
 )
+# Packages in whose place ported programs import a module of replicax.
+REPLACED = {"tensorflow_datasets": ("replicax.compat", "tfds")}
 RELATED = {
     "tensorflow_datasets": _DATASETS,
     "tensorflow_hub": "It needs TensorFlow. Load models from `rx.keras.applications` or KerasHub.",
@@ -163,6 +164,9 @@ _RENAMED = {
     "compat.v1.set_random_seed": "random.set_seed",
     "set_random_seed": "random.set_seed",
     "random_normal": "random.normal",
+    "keras.backend.random_normal": "random.normal",
+    "keras.backend.random_uniform": "random.uniform",
+    "keras.backend.truncated_normal": "random.truncated_normal",
     "random_uniform": "random.uniform",
     "truncated_normal": "random.truncated_normal",
     "random_shuffle": "random.shuffle",
@@ -182,6 +186,19 @@ _RENAMED = {
     "glorot_normal_initializer": "keras.initializers.GlorotNormal",
     "orthogonal_initializer": "keras.initializers.Orthogonal",
     "compat.v1.orthogonal_initializer": "keras.initializers.Orthogonal",
+    **{
+        f"keras.{module}.{short}": f"keras.losses.{name}"
+        for module in ("losses", "metrics")
+        for name, aliases in {
+            "kl_divergence": "KLD kld kullback_leibler_divergence",
+            "log_cosh": "logcosh",
+            "mean_absolute_error": "MAE mae",
+            "mean_absolute_percentage_error": "MAPE mape",
+            "mean_squared_error": "MSE mse",
+            "mean_squared_logarithmic_error": "MSLE msle",
+        }.items()
+        for short in aliases.split()
+    },
     "keras.initializers.variance_scaling": "keras.initializers.VarianceScaling",
     "log": "math.log",
     "log1p": "math.log1p",

@@ -20,6 +20,7 @@ from libcst.metadata import (
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.port.autograph import Note, convert
 from replicax._src.port.imports import normalized
+from replicax._src.port.methods import is_empty, rewritten_attribute, rewritten_call
 from replicax._src.port.parts import (
     IMPORTS,
     Facts,
@@ -33,7 +34,7 @@ from replicax._src.port.parts import (
     unsupported_keywords,
     with_imports,
 )
-from replicax._src.port.paths import RELATED, ROOTS
+from replicax._src.port.paths import RELATED, REPLACED, ROOTS
 from replicax._src.port.rules import WIDE, Rules, Same, Untranslated, left_out_methods
 from replicax._src.port.table import Row
 
@@ -336,15 +337,27 @@ class _Rewriter(cst.CSTTransformer):
         parent: Any = self.get_metadata(ParentNodeProvider, node, None)
         is_inner = isinstance(parent, cst.Attribute)
         is_label = getattr(parent, "keyword", None) is node or getattr(parent, "name", None) is node
-        if is_inner or is_label or node in self._answers:
+        if is_label or node in self._answers:
             return updated
+        if is_inner:
+            return self._known_attribute(node, updated)
         path = self._path(node)
         if path is None:
-            return updated
+            return self._known_attribute(node, updated)
         answer = self._rules.of(path)
         if isinstance(answer, Row):
             answer = self._as_value(path, answer)
         return self._replace_name(node, updated, path, answer)
+
+    def _known_attribute(self, node: cst.CSTNode, updated: Any) -> Any:
+        """Return an attribute of a shape or an optimizer under its name in JAX or Keras 3."""
+        if not isinstance(updated, cst.Attribute) or self._path(node) is not None:
+            return updated
+        new = rewritten_attribute(updated)
+        if new is None:
+            return updated
+        self._count(f".{updated.attr.value}", code_of(new).partition("(")[0].rpartition(".")[2])
+        return new
 
     def _as_value(self, path: str, row: Row) -> Same | Untranslated:
         """Return the function that a row stands for, to be passed on or called with anything."""
@@ -404,19 +417,38 @@ class _Rewriter(cst.CSTTransformer):
         path = self._path(node.func)
         if path is not None:
             self._answers[node.func] = self._rules.of(path)
-        elif isinstance(node.func, cst.Attribute) and node.func.attr.value in self._methods:
+        elif self._is_left_out(node):
+            assert isinstance(node.func, cst.Attribute)
             made = self._facts.values.get(code_of(node.func.value), ())
             paths = [self._path(v.func) or "" for v in made if isinstance(v, cst.Call)]
             if not any(path.startswith("compat.v1.") for path in paths):  # these have such methods
                 name = node.func.attr.value
                 self._mark(node, f".{name}", self._methods[name], is_left=False)
 
+    def _is_left_out(self, node: cst.Call) -> bool:
+        """Whether a call is of a method that replicax's classes lack, and stays as it is."""
+        if not (isinstance(node.func, cst.Attribute) and node.func.attr.value in self._methods):
+            return False
+        functions = self._facts.functions
+        parent: Any = self.get_metadata(ParentNodeProvider, node)
+        if isinstance(parent, cst.Expr) and is_empty(node, functions):
+            return False
+        return rewritten_call(node, functions) is None
+
+    def leave_Expr(  # noqa: N802
+        self, original_node: cst.Expr, updated_node: cst.Expr
+    ) -> cst.Expr | cst.RemovalSentinel:
+        if not is_empty(original_node.value, self._facts.functions):
+            return updated_node
+        self._count("x.set_shape(...)", "nothing")
+        return cst.RemoveFromParent()
+
     def leave_Call(  # noqa: N802
         self, original_node: cst.Call, updated_node: cst.Call
     ) -> Any:
         answer = self._answers.get(original_node.func)
         if answer is None:
-            return self._as_numpy(original_node, updated_node)
+            return self._method(original_node, updated_node)
         path = self._path(original_node.func) or ""
         if isinstance(answer, Row):
             return self._by_row(original_node, updated_node, path, answer)
@@ -435,16 +467,27 @@ class _Rewriter(cst.CSTTransformer):
         is_new = isinstance(answer, Same)
         return updated.with_changes(func=func, args=args if is_new else updated.args)
 
+    def _method(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
+        """Rewrite the call of a method that only TensorFlow's and Keras 2's objects have."""
+        if not isinstance(node.func, cst.Attribute):
+            return updated
+        # `x.numpy()` inside of `x.numpy().decode()` is rewritten with the latter.
+        if m.matches(
+            self.get_metadata(ParentNodeProvider, node), m.Attribute(attr=m.Name("decode"))
+        ):
+            return updated
+        new = rewritten_call(updated, self._facts.functions)
+        if new is None:
+            return self._as_numpy(node, updated)
+        self.needs |= {"np"} & set(code_of(new).partition(".")[:1])
+        self._count(f".{node.func.attr.value}", code_of(new).partition("(")[0].rpartition(".")[2])
+        return new
+
     def _as_numpy(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
         """Rewrite ``x.numpy()`` as ``np.asarray(x)``."""
         if not m.matches(node, m.Call(m.Attribute(attr=m.Name("numpy")), args=[])):
             return updated
-        parent: Any = self.get_metadata(ParentNodeProvider, node)
-        if m.matches(parent, m.Attribute(attr=m.Name("decode"))):
-            words = "A string is bytes already: write `x.decode()`."
-            self._mark(node, ".numpy().decode", words, is_left=True)
-            return updated
-        if self._facts.has_numpy_method:
+        if "numpy" in self._facts.functions:
             words = "A class here has such a method. For an array write `np.asarray(x)`."
             self._mark(node, ".numpy()", words, is_left=True)
             return updated
@@ -491,7 +534,7 @@ class _Rewriter(cst.CSTTransformer):
         return "Its argument is a shape, which is a tuple of numbers." if is_of_shape else ""
 
     def _is_shape(self, node: cst.CSTNode, known: dict[str, bool] | None = None) -> bool:
-        """Whether an expression is certainly computed from shapes, which are known in a trace.
+        """Whether an expression is computed from shapes, which are known in a trace.
 
         Args:
             node: The expression.
@@ -516,7 +559,10 @@ class _Rewriter(cst.CSTTransformer):
                 if node.value not in known:
                     known[node.value] = False
                     values = self._facts.values.get(node.value, ())
-                    known[node.value] = any(self._is_shape(value, known) for value in values)
+                    is_called_so = node.value == "shape" or node.value.endswith("_shape")
+                    known[node.value] = is_called_so or any(
+                        self._is_shape(value, known) for value in values
+                    )
                 return known[node.value]
         return False
 
@@ -531,17 +577,34 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Import(  # noqa: N802
         self, original_node: cst.Import, updated_node: cst.Import
-    ) -> cst.Import | cst.RemovalSentinel:
-        names = [a for a in updated_node.names if not is_root(a.evaluated_name)]
-        for alias in names:
+    ) -> Any:
+        for alias in updated_node.names:
             self._mark_related_import(original_node, alias.evaluated_name)
+        theirs = [a for a in updated_node.names if is_root(a.evaluated_name)]
+        replaced = [self._replacement(a) for a in updated_node.names]
+        names = [
+            alias
+            for alias, new in zip(updated_node.names, replaced, strict=True)
+            if new is None and alias not in theirs
+        ]
         if len(names) == len(updated_node.names):
             return updated_node
-        self.needs.add("rx")
-        if not names:
-            return cst.RemoveFromParent()
-        names[-1] = names[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-        return updated_node.with_changes(names=names)
+        if theirs:
+            self.needs.add("rx")
+        lines: list[cst.BaseSmallStatement] = [new for new in replaced if new is not None]
+        if names:
+            names[-1] = names[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            lines.insert(0, updated_node.with_changes(names=names))
+        return cst.FlattenSentinel(lines) if lines else cst.RemoveFromParent()
+
+    def _replacement(self, alias: cst.ImportAlias) -> cst.BaseSmallStatement | None:
+        """Return the import of replicax's module in place of another package."""
+        if alias.evaluated_name not in REPLACED:
+            return None
+        home, name = REPLACED[alias.evaluated_name]
+        own = alias.evaluated_alias or alias.evaluated_name
+        self._count(f"import {alias.evaluated_name}", f"from {home} import {name}")
+        return statement(f"from {home} import {name}" + (f" as {own}" if own != name else ""))
 
     def _brought_in(self, node: cst.ImportFrom) -> list[tuple[str, str]]:
         """Return the names that an import binds, each with its path below ``tf``."""
@@ -588,7 +651,7 @@ class _Rewriter(cst.CSTTransformer):
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         result: Any = super().on_leave(original_node, updated_node)
         if isinstance(result, cst.SimpleStatementLine) and not result.body:
-            return self._fill_empty_statement(original_node)
+            return self._empty_statement(original_node)
         marks = self._marks.get(original_node, ())
         if not marks or not hasattr(result, "leading_lines"):
             return result
@@ -605,8 +668,13 @@ class _Rewriter(cst.CSTTransformer):
         comments = [cst.EmptyLine(comment=cst.Comment(f"# {text}")) for text in texts]
         return result.with_changes(leading_lines=[*result.leading_lines, *comments])
 
-    def _fill_empty_statement(self, node: cst.SimpleStatementLine) -> Any:
-        is_outermost = isinstance(self.get_metadata(ParentNodeProvider, node), cst.Module)
+    def _empty_statement(self, node: cst.SimpleStatementLine) -> Any:
+        """Return what stands for a statement of which nothing is left."""
+        parent: Any = self.get_metadata(ParentNodeProvider, node)
+        is_outermost = isinstance(parent, cst.Module)
+        is_import = m.matches(node.body[0], m.Import() | m.ImportFrom())
+        if not is_import and (is_outermost or len(parent.body) > 1) and not node.leading_lines:
+            return cst.RemoveFromParent()
         text = import_line("rx", self.names) if is_outermost else "pass"
         return node.with_changes(body=[statement(text)])
 

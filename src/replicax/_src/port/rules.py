@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from replicax._src.base.lazy import LeavesOut
+from replicax._src.integrations import keras_older
 from replicax._src.port.answers import GENERAL, specific_advice
 from replicax._src.port.paths import candidates
 from replicax._src.port.table import ROWS, Row
@@ -59,9 +60,16 @@ _ELSEWHERE = {
     "profiler.experimental.Trace": "jax.profiler.StepTraceAnnotation",
     "profiler.experimental.server.start": "jax.profiler.start_server",
 }
+# Keras 2's preprocessing, whose names Keras 3 shows to TensorFlow alone.
+_OLDER_KERAS = {
+    f"keras.preprocessing.{module}.{name}": name for name, module in keras_older.NAMES.items()
+}
 METHODS = {
     "as_list": "Shapes are tuples: write `list(x.shape)`.",
-    "reset_states": "If this is a metric of Keras: write `reset_state()`.",
+    "reset_states": (
+        "If this is a metric of Keras: write `reset_state()`. For a model of Keras, call that for"
+        " each layer that has it."
+    ),
     "get_shape": "Write `x.shape`, which is a tuple.",
     "set_shape": "Shapes are known: remove this line.",
 }
@@ -174,6 +182,9 @@ def _look_up(path: str) -> Same | Row | Untranslated:
     if path in _ELSEWHERE:
         home, _, name = _ELSEWHERE[path].rpartition(".")
         return Same(_ELSEWHERE[path], getattr(importlib.import_module(home), name))
+    if path in _OLDER_KERAS:
+        name = _OLDER_KERAS[path]
+        return Same(f"rx.compat.preprocessing.{name}", keras_older.part(name))
     found = _of_namespace(path)
     shared = _shared(path) if path.split(".")[0] in _SHARED else _refusal(path)
     if found is None or (isinstance(shared, Same) and shared.value is found.value):

@@ -1,0 +1,44 @@
+"""Keras 2's tools for images, texts and sequences, which Keras 3 keeps for TensorFlow's users.
+
+New programs write layers of `rx.keras.layers` and functions of `rx.keras.utils`.
+
+Example:
+    >>> from replicax.compat import preprocessing
+    >>> tokenizer = preprocessing.Tokenizer(num_words=3)
+    >>> tokenizer.fit_on_texts(["a b a", "a"])
+    >>> tokenizer.texts_to_sequences(["b a"])
+    [[2, 1]]
+"""
+
+from replicax._src.integrations.keras_older import NAMES, part
+
+__all__ = [
+    "DirectoryIterator",
+    "ImageDataGenerator",
+    "Iterator",
+    "NumpyArrayIterator",
+    "TimeseriesGenerator",
+    "Tokenizer",
+    "apply_affine_transform",
+    "apply_brightness_shift",
+    "apply_channel_shift",
+    "hashing_trick",
+    "make_sampling_table",
+    "one_hot",
+    "random_brightness",
+    "random_channel_shift",
+    "random_rotation",
+    "random_shear",
+    "random_shift",
+    "random_zoom",
+    "skipgrams",
+    "text_to_word_sequence",
+    "tokenizer_from_json",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of Keras."""
+    if name in NAMES:
+        return part(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

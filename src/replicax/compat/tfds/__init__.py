@@ -1,0 +1,22 @@
+"""TensorFlow Datasets whose datasets are `rx.data.Dataset`.
+
+Ported programs import it in place of `tensorflow_datasets`. That package and TensorFlow must be
+installed, because they read the files; everything after `load` is replicax's. All other names are
+those of `tensorflow_datasets`.
+
+Example:
+    >>> from replicax.compat import tfds
+    >>> images = tfds.load("mnist", split="train", as_supervised=True)  # doctest: +SKIP
+    >>> images.map(lambda image, label: (image / 255, label)).batch(32)  # doctest: +SKIP
+"""
+
+from replicax._src.integrations.tfds import as_dataframe, as_numpy, builder, load, original
+
+__all__ = ["as_dataframe", "as_numpy", "builder", "load"]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of `tensorflow_datasets`."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(original(), name)
