@@ -27,3 +27,10 @@ def part(name: str) -> Any:
             f"This release of Keras has no {name} any more ({error}). Write layers of"
             " `rx.keras.layers`, such as `RandomFlip` and `TextVectorization`."
         ) from error
+
+
+def find(name: str) -> Any:
+    """Return a name of `replicax.compat.preprocessing`."""
+    if name in NAMES:
+        return part(name)
+    raise AttributeError(f"module 'replicax.compat.preprocessing' has no attribute {name!r}")

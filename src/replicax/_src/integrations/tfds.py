@@ -22,6 +22,13 @@ def original() -> Any:
         ) from error
 
 
+def find(name: str) -> Any:
+    """Return a name of `tensorflow_datasets` that replicax does not replace."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(original(), name)
+
+
 def load(name: str, **options: Any) -> Any:
     """Load datasets by name, as `tensorflow_datasets.load` does.
 
@@ -31,12 +38,20 @@ def load(name: str, **options: Any) -> Any:
 
     Returns:
         Datasets in the structure of ``split``; with the information about them if ``with_info``.
+
+    Example:
+        >>> train = tfds.load("mnist", split="train", as_supervised=True)  # doctest: +SKIP
     """
     return _converted(original().load(name, **options))
 
 
 def builder(name: str, **options: Any) -> Any:
-    """Return the builder of datasets, whose `as_dataset` returns `rx.data` datasets."""
+    """Return the builder of datasets, whose `as_dataset` returns `rx.data` datasets.
+
+    Example:
+        >>> builder = tfds.builder("mnist")  # doctest: +SKIP
+        >>> train = builder.as_dataset(split="train")  # doctest: +SKIP
+    """
     return _Builder(original().builder(name, **options))
 
 
@@ -55,7 +70,12 @@ class _Builder:
 
 
 def as_numpy(dataset: Any) -> Any:
-    """Return datasets whose elements are NumPy values: `rx.data` datasets have no others."""
+    """Return datasets whose elements are NumPy values: `rx.data` datasets have no others.
+
+    Example:
+        >>> [int(x) for x in tfds.as_numpy(rx.data.Dataset.range(3))]  # doctest: +SKIP
+        [0, 1, 2]
+    """
     return dataset
 
 
@@ -65,6 +85,9 @@ def as_dataframe(dataset: Any, ds_info: Any = None) -> Any:
     Args:
         dataset: A dataset of dictionaries, tuples or single values.
         ds_info: Ignored.
+
+    Example:
+        >>> table = tfds.as_dataframe(train.take(10))  # doctest: +SKIP
     """
     del ds_info
     pandas = importlib.import_module("pandas")

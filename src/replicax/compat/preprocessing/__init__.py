@@ -10,7 +10,7 @@ Example:
     [[2, 1]]
 """
 
-from replicax._src.integrations.keras_older import NAMES, part
+from replicax._src.integrations.keras_older import find as __getattr__  # noqa: F401
 
 __all__ = [
     "DirectoryIterator",
@@ -36,9 +36,4 @@ __all__ = [
     "tokenizer_from_json",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Return a name of Keras."""
-    if name in NAMES:
-        return part(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__dir__ = __all__.copy

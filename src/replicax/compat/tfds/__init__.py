@@ -10,13 +10,9 @@ Example:
     >>> images.map(lambda image, label: (image / 255, label)).batch(32)  # doctest: +SKIP
 """
 
-from replicax._src.integrations.tfds import as_dataframe, as_numpy, builder, load, original
+from replicax._src.integrations.tfds import as_dataframe, as_numpy, builder, load
+from replicax._src.integrations.tfds import find as __getattr__  # noqa: F401
 
 __all__ = ["as_dataframe", "as_numpy", "builder", "load"]
 
-
-def __getattr__(name: str) -> object:
-    """Return a name of `tensorflow_datasets`."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(original(), name)
+__dir__ = __all__.copy
