@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from replicax._src.integrations.rx_keras import keras
     from replicax._src.integrations.transforms import mixed_precision, remat
     from replicax._src.preflight.preflight import preflight
+    from replicax._src.state.declaration import offload
 
 __all__ = [
     "GradientTape",
@@ -98,6 +99,7 @@ __all__ = [
     "mixed_precision",
     "nest",
     "nn",
+    "offload",
     "preflight",
     "random",
     "remat",
@@ -146,6 +148,7 @@ _HOMES = {
     "while_loop": _CONTROL,
     "keras": "replicax._src.integrations.rx_keras",
     "mixed_precision": "replicax._src.integrations.transforms",
+    "offload": "replicax._src.state.declaration",
     "remat": "replicax._src.integrations.transforms",
     "preflight": "replicax._src.preflight.preflight",
 }

@@ -283,6 +283,7 @@ class IteratorInput(Cell):
     __slots__ = ("_leaf_shape", "block", "leaf")
 
     transient = True
+    offloaded = False
 
     def __init__(
         self,

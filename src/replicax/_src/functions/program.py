@@ -88,7 +88,11 @@ class Program:
         def pure(
             changed: Any, read_only: Any, args: Any, closed_over: Any = ()
         ) -> tuple[list[Any], list[Any]]:
-            state = [*changed, *read_only]
+            cells = (*self.changed, *self.read_only)
+            state = [
+                _on_devices(x) if c.offloaded else x
+                for x, c in zip((*changed, *read_only), cells, strict=True)
+            ]
             call = lifted.call if alone else lifted.with_consts(closed_over)
             results = call(*args, *(state[i] for i in order))
             new = [results[i] for i in new_at]
@@ -344,6 +348,11 @@ class Program:
                     " another one's replicas. Create the variable in the scope of the strategy"
                     " that writes it."
                 )
+
+
+def _on_devices(x: Any) -> Any:
+    """Return an array of the host's memory in the memory of the devices."""
+    return jax.device_put(x, jax.memory.Space.Device)
 
 
 # Called with the function, its flattened arguments, and the program.

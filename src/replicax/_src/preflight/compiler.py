@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +34,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.files.paths import local_file, local_path
+from replicax._src.values.placement import HOST_MEMORY
 
 _LIMIT = re.compile(r"available HBM \(([\d.]+)G\)")
 _TOO_LARGE = (1 << 21, 1 << 20)  # 2 TiB
@@ -221,8 +222,9 @@ def _compile(request: dict[str, Any], devices: np.ndarray, program: bytes) -> An
     mesh = Mesh(devices[: math.prod(sizes)].reshape(sizes), names)
     exported = export.deserialize(bytearray(program))
     whole = NamedSharding(mesh, PartitionSpec())
-    ins = tuple(where or whole for where in exported.in_shardings_jax(mesh))
-    outs = [where or whole for where in exported.out_shardings_jax(mesh)]
+    # Exported programs do not record memory kinds.
+    ins = tuple(_on_host(exported.in_shardings_jax(mesh), whole, request["host_inputs"]))
+    outs = _on_host(exported.out_shardings_jax(mesh), whole, request["host_outputs"])
     avals = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where)
         for aval, where in zip(exported.in_avals, ins, strict=True)
@@ -243,6 +245,12 @@ def _compile(request: dict[str, Any], devices: np.ndarray, program: bytes) -> An
     return jitted.lower(*avals).compile(compiler_options=gpu_options | request["flags"])
 
 
+def _on_host(shardings: Sequence[Any], default: Any, offloaded: Sequence[int]) -> list[Any]:
+    """Return the shardings, in the memory of the host where `offloaded` has their index."""
+    found = [where or default for where in shardings]
+    return [x.with_memory_kind(HOST_MEMORY) if i in offloaded else x for i, x in enumerate(found)]
+
+
 def _save(compiled: Any, path: str) -> None:
     with open(path, "wb") as file:
         pickle.dump(serialize_executable.serialize(compiled), file)
@@ -256,6 +264,10 @@ def _facts(compiled: Any) -> dict[str, Any]:
         "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
+        "host": memory.host_argument_size_in_bytes
+        + memory.host_output_size_in_bytes
+        - memory.host_alias_size_in_bytes
+        + memory.host_temp_size_in_bytes,
         "flops": cost.get("flops", 0.0),
         "bytes_accessed": cost.get("bytes accessed", 0.0),
     }

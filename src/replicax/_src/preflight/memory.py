@@ -56,7 +56,7 @@ def _argument(one: Instruction, names: Sequence[str]) -> Buffer:
     place = re.search(r'op_name="leaves\[(\d+)\]', one.tail)
     at = int(place[1]) if place else -1
     name = names[at] if 0 <= at < len(names) else f"input {one.inner}"
-    return Buffer(one.bytes, f"{name} {_format_shapes(one)}")
+    return Buffer(_hbm_bytes(one), f"{name} {_format_shapes(one)}")
 
 
 def _temporary(hlo: Hlo, one: Instruction) -> Buffer:

@@ -173,6 +173,8 @@ def _compile(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
         "places": traced.places,
         "axes": traced.axes,
         "donated": traced.donated,
+        "host_inputs": traced.host_inputs,
+        "host_outputs": traced.host_outputs,
     }
     facts, text = compile_program(request, traced.program, how)
     how.check_error(facts.get("error", ""))
@@ -244,7 +246,7 @@ def _memory(facts: dict[str, Any]) -> Memory:
         return Memory()
     outputs = facts["outputs"] - facts["aliased"]
     parts = (facts["arguments"], outputs, facts["temporaries"], facts["code"])
-    return Memory(*parts, total=sum(parts))
+    return Memory(*parts, total=sum(parts), host=facts.get("host", 0))
 
 
 def _amount(pattern: re.Pattern[str], text: str) -> int:

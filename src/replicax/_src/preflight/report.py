@@ -31,6 +31,7 @@ class Memory:
         temporaries: Intermediate values.
         code: The program.
         total: Their sum; if it does not fit, the compiler's figure.
+        host: Variables in the memory of the host, of each device; not in the sum.
 
     Example:
         >>> from replicax._src.preflight.report import Memory
@@ -43,6 +44,7 @@ class Memory:
     temporaries: int = 0
     code: int = 0
     total: int = 0
+    host: int = 0
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
         f"{show_bytes(m.arguments)} arguments, {show_bytes(m.outputs)} other outputs,"
         f" {show_bytes(m.temporaries)} temporaries, {show_bytes(m.code)} code"
     )
+    if m.host:
+        parts += f"; {show_bytes(m.host)} in the memory of the host"
     return [
         *rows,
         ("memory of a device", f"{show_bytes(m.total)} of {show_bytes(r.hbm)}"),

@@ -55,6 +55,8 @@ class Traced:
         num_replicas: The number of replicas that fill the slice; 0 without a strategy.
         names: The names of the inputs: of variables, or positions of arguments.
         contents: What is known about the memory of a device.
+        host_inputs: The indices of the inputs in the memory of the host.
+        host_outputs: The same of outputs.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Traced:
     num_replicas: int = 0
     names: tuple[str, ...] = ()
     contents: Contents = field(default_factory=Contents)
+    host_inputs: tuple[int, ...] = ()
+    host_outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,17 +159,35 @@ def trace(step: Step, devices: Target, variation: Variation = UNCHANGED) -> Trac
         axes=axes,
         donated=donated,
         places=places,
-        notes=(*step.notes, *notes),
+        notes=(*step.notes, *notes, *_host_notes(program)),
         num_replicas=target.num_replicas,
         names=(*cells, *(f"argument {i}" for i in range(len(avals[-1])))),
         contents=contents,
+        host_inputs=_offloaded([*program.changed, *program.read_only]),
+        host_outputs=_offloaded(program.written),
     )
+
+
+def _host_notes(program: Program) -> tuple[str, ...]:
+    return _COPIES if any(cell.offloaded for cell in program.written) else ()
+
+
+_COPIES = (
+    "the time of copies between the devices and the memory of the host, which runs concurrently"
+    " with operations, is not counted",
+)
+
+
+def _offloaded(cells: Sequence[Cell]) -> tuple[int, ...]:
+    return tuple(i for i, cell in enumerate(cells) if cell.offloaded)
 
 
 def _contents(program: Program, target: Topology, rows: int) -> Contents:
     """Return what a device of `target` holds."""
     total = mirrored = 0
     for cell in (*program.changed, *program.read_only):
+        if cell.offloaded:
+            continue
         aval = _cell_aval(cell, target)
         size = math.prod(aval.sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
         total += size

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, starmap
+from math import prod
 from typing import Any, TypeAlias
 
 import jax
@@ -19,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._src.base.errors import DivergenceError, user_line
+from replicax._src.base.errors import DivergenceError, PlacementError, user_line
 from replicax._src.collectives.rendezvous import Abandoned
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import current, within
 from replicax._src.state.declaration import (
     Awaited,
+    is_offloading,
     is_planned,
     new_variable_callbacks,
     notify_of_new_variables,
@@ -33,6 +35,7 @@ from replicax._src.state.declaration import (
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import PerReplica, pieces, stacked
 from replicax._src.values.placement import (
+    HOST_MEMORY,
     WHOLE,
     first,
     fresh_copy,
@@ -42,7 +45,7 @@ from replicax._src.values.placement import (
     split,
     stack,
 )
-from replicax._src.values.sharded import ShardLayout, sharded_axis
+from replicax._src.values.sharded import SMALL_BYTES, ShardLayout, sharded_axis
 from replicax._src.workers import elastic
 
 _numbers = itertools.count(1)
@@ -70,6 +73,8 @@ class Cell:
         draws: Whether it is the state of a random number generator.
         trainable: Whether gradient tapes watch it without a call of `watch`.
         sharded: Whether each replica stores only its shard of the value.
+        offloaded: Whether the value is stored in the memory of the host; see `offload`. A tuple of
+            copies that were written one by one is not.
         copies: In an elastic run, a value and a function that returns what else this worker has of
             it: of a per-replica cell, the copies of all workers' replicas, stacked (see
             `all_copies`); of a sharded one, the next worker's parts.
@@ -87,6 +92,7 @@ class Cell:
         "line",
         "name",
         "number",
+        "offloaded",
         "owned",
         "per_replica",
         "shape",
@@ -115,6 +121,7 @@ class Cell:
         self.per_replica = per_replica
         self.spec = spec
         self.sharded = sharded
+        self.offloaded = is_offloading() and not per_replica and is_worth_moving(value, topology)
         self.name = name
         # The same in every process of a cluster, since all processes create the same variables.
         self.number = next(_numbers) if topology is not None else 0
@@ -202,12 +209,23 @@ class Cell:
 
     @property
     def sharding(self) -> NamedSharding:
-        """The sharding of the value in compiled code; the cell must have a topology."""
+        """The sharding of the stored value; the cell must have a topology."""
+        where = self.device_sharding
+        return where.with_memory_kind(HOST_MEMORY) if self.offloaded else where
+
+    @property
+    def device_sharding(self) -> NamedSharding:
+        """The sharding of the value while a step computes with it, in the devices' memory."""
         assert self.topology is not None
         if self.per_replica:
             return self.topology.stacked
         layout = self.shard_layout
         return self.topology.sharding(self.spec if layout is None else layout.full_spec)
+
+    def _on_devices(self) -> Any:
+        """Return the stored value in the devices' memory: operations take no array of the host."""
+        is_moved = self.offloaded and isinstance(self.value, jax.Array)
+        return jax.device_put(self.value, self.device_sharding) if is_moved else self.value
 
     def lay_out(self, spec: PartitionSpec) -> None:
         """Reshard the value over the logical devices as `spec` describes."""
@@ -248,7 +266,7 @@ class Cell:
         with variable_lock:
             self.owned = False
             if not self.per_replica:
-                return first(self.value)
+                return first(self._on_devices())
             if isinstance(self.value, tuple):
                 return pieces(self.value, self.topology)  # type: ignore[arg-type]
             assert self.topology is not None
@@ -286,7 +304,8 @@ class Cell:
                 journal.note(self)
             # An eager run may be undone, which restores an array that others may reference.
             self.owned = owned and journal is None
-            self.value = value
+            is_moved = self.offloaded and isinstance(value, jax.Array)
+            self.value = jax.device_put(value, self.sharding) if is_moved else value
 
     def piece(self, replica: int) -> jax.Array:
         """Return the value of replica number `replica`."""
@@ -301,7 +320,8 @@ class Cell:
             if self.per_replica:
                 values: tuple[jax.Array, ...] = view.values
                 return values
-            return split(self.value, self.topology) if self.topology is not None else (view,)
+            stored = self._on_devices()
+            return split(stored, self.topology) if self.topology is not None else (view,)
 
     def store_piece(self, replica: int, x: Any) -> None:
         """Replace the value of replica number `replica`."""
@@ -333,7 +353,10 @@ class Cell:
         assert layout is not None
         assert topology is not None
         with variable_lock:
-            self.owned, parts = False, self.value  # another thread's call must not consume them
+            self.owned, parts = (
+                False,
+                self._on_devices(),
+            )  # another thread's call must not consume them
         return layout.collected(
             parts, topology, topology.primary_devices[replica], f"variable {self.name!r}"
         )
@@ -358,6 +381,23 @@ class Cell:
                 " value. Assign the variable itself, or the same value to all copies."
             )
         self.store(self.value[0])
+
+
+def is_worth_moving(x: Any, topology: Topology | None) -> bool:
+    """Whether a variable of the shape and dtype of `x` can be stored on the host, and is large.
+
+    Raises:
+        PlacementError: If the topology has devices of other processes.
+    """
+    if topology is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return False
+    if not topology.is_fully_addressable:
+        raise PlacementError(
+            "Variables of strategies of several workers cannot be stored in the memory of the host:"
+            ' create them outside of `rx.offload()`. variable_policy="sharded" divides them by the'
+            " number of replicas."
+        )
+    return bool(prod(x.shape) * np.dtype(x.dtype).itemsize > SMALL_BYTES)
 
 
 class Journal(dict[Cell, Any]):

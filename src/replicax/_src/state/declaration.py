@@ -4,6 +4,7 @@
 - Planned variables have only a shape and a dtype, for programs too large for this machine.
   Awaited variables have an initial value that is replaced before its first use if a checkpoint
   was restored before the variable existed.
+- `offload`: variables that are stored in the memory of the host.
 - `LayoutMap`: which variables are sharded over the logical devices of a replica, and how.
 """
 
@@ -135,6 +136,37 @@ def planning() -> Iterator[None]:
 def is_planning() -> bool:
     """Whether variables are being created without values."""
     return _planning.get()
+
+
+_offloading: ContextVar[bool] = ContextVar("replicax_offloading", default=False)
+
+
+@contextmanager
+def offload() -> Iterator[None]:
+    """Store the variables that are created in the block in the memory of the host.
+
+    Between steps they take no memory of the devices. A compiled step copies each to the devices
+    where it is used, and its new value back. That suits the state of optimizers, which a step reads
+    and writes once. Variables up to 16 KiB, those outside of the scope of a strategy, and those
+    with a value for each replica stay on the devices. The strategy must be of one process.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope(), rx.offload():
+        ...     moment = rx.Variable(jnp.zeros((128, 64)))
+        >>> moment.cell.array().sharding.memory_kind
+        'pinned_host'
+    """
+    token = _offloading.set(True)
+    try:
+        yield
+    finally:
+        _offloading.reset(token)
+
+
+def is_offloading() -> bool:
+    """Whether variables are being created in the memory of the host."""
+    return _offloading.get()
 
 
 def plan(initial_value: Any, dtype: Any) -> jax.ShapeDtypeStruct:

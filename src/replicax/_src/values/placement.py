@@ -26,6 +26,7 @@ from replicax._src.topology.mesh import REPLICA_AXIS, Topology
 from replicax._src.workers.elastic import cached_until_resize
 
 WHOLE = PartitionSpec()  # replicated over the logical devices of a replica
+HOST_MEMORY = "pinned_host"  # the memory kind of arrays in the memory of the host
 NUMERIC = "biufcV"  # kinds of NumPy dtypes that JAX may support; bfloat16 has kind V
 _WIDE = 8  # itemsize of integers that JAX narrows, unless x64 is enabled
 
