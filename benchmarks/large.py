@@ -99,7 +99,10 @@ def loss_of(size, weights, rows, cast=to_bfloat16, *, unroll=False):
         x, _ = jax.lax.scan(layer, x, tuple(stacks))
 
     logits = (norm(x) @ cast(head).T).astype(jnp.float32)
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+    # Not `take_along_axis`: the TPU compiler gives the scatter of its gradient to the SparseCore of
+    # a v5p, with several float32 arrays of the size of the logits.
+    is_target = targets[..., None] == jnp.arange(size.vocabulary)
+    picked = jnp.sum(jnp.where(is_target, jax.nn.log_softmax(logits), 0), axis=-1)
     return -jnp.mean(picked)
 
 
