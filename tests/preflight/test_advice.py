@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicax._src.preflight.advice import Contents, advise
+from replicax._src.preflight.advice import DeviceContents, advise
 from replicax._src.preflight.report import Memory
 
 GIB = 1 << 30
@@ -18,7 +18,7 @@ SHARDED, REMAT = 'variable_policy="sharded"', "rx.remat(layer)"
 
 
 def test_mirrored_variables_come_first_where_they_fill_the_memory():
-    contents = Contents(variables=60 * GIB, mirrored=59 * GIB, rows=4, replicas=64)
+    contents = DeviceContents(variables=60 * GIB, mirrored=59 * GIB, rows=4, replicas=64)
 
     found = advise(contents, Memory(total=70 * GIB), 16 * GIB)
 
@@ -28,7 +28,7 @@ def test_mirrored_variables_come_first_where_they_fill_the_memory():
 
 
 def test_activations_come_first_where_they_fill_the_memory():
-    contents = Contents(variables=8 * GIB, mirrored=8 * GIB, rows=32, replicas=8)
+    contents = DeviceContents(variables=8 * GIB, mirrored=8 * GIB, rows=32, replicas=8)
 
     # 32 GiB of activations, and 8 GiB are free for them: 4 parts.
     assert heads(contents, total=40)[:2] == ["rx.accumulate(fn, 4)", REMAT]
@@ -36,14 +36,14 @@ def test_activations_come_first_where_they_fill_the_memory():
 
 @pytest.mark.parametrize(("rows", "parts"), [(6, 6), (12, 6), (7, 7), (5, 5), (10, 5), (2, 2)])
 def test_the_parts_of_a_batch_are_equal(rows, parts):
-    contents = Contents(variables=8 * GIB, mirrored=0, rows=rows, replicas=8)
+    contents = DeviceContents(variables=8 * GIB, mirrored=0, rows=rows, replicas=8)
 
     # 40 GiB of activations, of which 8 GiB would fit: 5 parts.
     assert heads(contents, total=48)[0] == f"rx.accumulate(fn, {parts})"
 
 
 def test_nothing_is_said_that_does_not_help():
-    sharded = Contents(variables=40 * GIB, mirrored=0, rows=1, replicas=8)
+    sharded = DeviceContents(variables=40 * GIB, mirrored=0, rows=1, replicas=8)
 
     # One row cannot be divided, and the variables are already in shards.
     assert heads(sharded, total=41) == [
@@ -52,10 +52,11 @@ def test_nothing_is_said_that_does_not_help():
         "twice as many devices",
     ]
     assert (
-        heads(Contents(variables=40 * GIB, mirrored=40 * GIB, rows=1, replicas=1), 41)[0] == REMAT
+        heads(DeviceContents(variables=40 * GIB, mirrored=40 * GIB, rows=1, replicas=1), 41)[0]
+        == REMAT
     )
 
 
 def test_what_fits_and_what_has_no_strategy_needs_no_advice():
-    assert heads(Contents(variables=GIB, mirrored=GIB, rows=8, replicas=8), total=2) == []
-    assert heads(Contents(), total=99) == []
+    assert heads(DeviceContents(variables=GIB, mirrored=GIB, rows=8, replicas=8), total=2) == []
+    assert heads(DeviceContents(), total=99) == []

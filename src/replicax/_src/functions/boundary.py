@@ -41,7 +41,7 @@ from replicax._src.values.per_replica import (
     is_text,
     num_components,
 )
-from replicax._src.values.placement import check_count, first, is_array, is_traced, on_device
+from replicax._src.values.placement import WHOLE, check_count, first, is_array, is_traced, on_device
 from replicax._src.values.replica_functions import local_piece, stacked_array
 from replicax._src.values.structures import (
     dict_orders,
@@ -121,7 +121,8 @@ class Captured(Cell):
         self.dtype = jnp.result_type(value[0] if isinstance(value, tuple) else value)
         self.topology = topology
         self.per_replica = not mirrored
-        self.sharded = False
+        self.sharded = self.offloaded = False
+        self.spec = WHOLE
         self.name = "a value that the function closes over"
         self.owned = False
         self.guards = None

@@ -12,7 +12,7 @@ _NEGLIGIBLE = 0.01  # of the memory of a device
 
 
 @dataclass(frozen=True)
-class Contents:
+class DeviceContents:
     """What is known before compilation about the memory of a device.
 
     Attributes:
@@ -28,7 +28,7 @@ class Contents:
     replicas: int = 0
 
 
-def advise(contents: Contents, memory: Memory, hbm: int) -> tuple[str, ...]:
+def advise(contents: DeviceContents, memory: Memory, hbm: int) -> tuple[str, ...]:
     """Return what would bring a step nearer to the limit, the largest saving first.
 
     Args:
@@ -44,7 +44,7 @@ def advise(contents: Contents, memory: Memory, hbm: int) -> tuple[str, ...]:
     return (*lines, *_more_devices(contents))
 
 
-def _sharding(contents: Contents) -> Iterator[tuple[float, str]]:
+def _sharding(contents: DeviceContents) -> Iterator[tuple[float, str]]:
     count = contents.replicas
     if count > 1:
         saved = contents.mirrored * (count - 1) // count
@@ -56,7 +56,7 @@ def _sharding(contents: Contents) -> Iterator[tuple[float, str]]:
 
 
 def _smaller_activations(
-    contents: Contents, memory: Memory, hbm: int
+    contents: DeviceContents, memory: Memory, hbm: int
 ) -> Iterator[tuple[float, str]]:
     """Yield ways to need less memory for all that is not a variable."""
     rest = memory.total - contents.variables
@@ -77,7 +77,7 @@ def _smaller_activations(
     )
 
 
-def _more_devices(contents: Contents) -> Iterator[str]:
+def _more_devices(contents: DeviceContents) -> Iterator[str]:
     yield (
         'devices_per_replica={"tensor": 2} with an rx.tpu.LayoutMap: two devices share the'
         " activations and variables of a replica"

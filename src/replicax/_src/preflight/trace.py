@@ -22,7 +22,7 @@ from replicax._src.functions.function import BoundFunction, Function
 from replicax._src.functions.jaxpr.lift import lift
 from replicax._src.functions.program import Program
 from replicax._src.functions.signature import Arguments, take_apart
-from replicax._src.preflight.advice import Contents
+from replicax._src.preflight.advice import DeviceContents
 from replicax._src.preflight.targets import Target, move_to, redeclare_variables
 from replicax._src.state.cell import Cell
 from replicax._src.state.levels import TraceLevel
@@ -67,7 +67,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     num_replicas: int = 0
     names: tuple[str, ...] = ()
-    contents: Contents = field(default_factory=Contents)
+    contents: DeviceContents = field(default_factory=DeviceContents)
     host_inputs: tuple[int, ...] = ()
     host_outputs: tuple[int, ...] = ()
 
@@ -182,7 +182,7 @@ def _offloaded(cells: Sequence[Cell]) -> tuple[int, ...]:
     return tuple(i for i, cell in enumerate(cells) if cell.offloaded)
 
 
-def _contents(program: Program, target: Topology, rows: int) -> Contents:
+def _contents(program: Program, target: Topology, rows: int) -> DeviceContents:
     """Return what a device of `target` holds."""
     total = mirrored = 0
     for cell in (*program.changed, *program.read_only):
@@ -194,7 +194,7 @@ def _contents(program: Program, target: Topology, rows: int) -> Contents:
         is_stored_whole = not (cell.transient or cell.sharded or cell.per_replica)
         if is_stored_whole and is_sharded_over_replicas(aval, "sharded", cell.topology, cell.spec):
             mirrored += size
-    return Contents(total, mirrored, rows, target.num_replicas)
+    return DeviceContents(total, mirrored, rows, target.num_replicas)
 
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
