@@ -472,9 +472,8 @@ class _Rewriter(cst.CSTTransformer):
         if not isinstance(node.func, cst.Attribute):
             return updated
         # `x.numpy()` inside of `x.numpy().decode()` is rewritten with the latter.
-        if m.matches(
-            self.get_metadata(ParentNodeProvider, node), m.Attribute(attr=m.Name("decode"))
-        ):
+        parent: Any = self.get_metadata(ParentNodeProvider, node)
+        if m.matches(parent, m.Attribute(attr=m.Name("decode"))):
             return updated
         new = rewritten_call(updated, self._facts.functions)
         if new is None:

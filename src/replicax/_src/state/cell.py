@@ -185,7 +185,7 @@ class Cell:
 
     def note_next_parts(self, parts: jax.Array) -> None:
         """Record the next worker's parts of the present value of a sharded cell."""
-        self.copies = (self.value, lambda: parts)
+        self.note_copies(lambda: parts)
 
     @property
     def has_copies(self) -> bool:

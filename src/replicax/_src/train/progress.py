@@ -30,6 +30,7 @@ class StepEstimate(Protocol):
     @property
     def compute_seconds(self) -> float:
         """The time of the arithmetic of one step at the peak rate of the devices."""
+        ...
 
 
 class ProgressBar(Generic[T]):
