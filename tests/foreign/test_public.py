@@ -10,11 +10,12 @@ import os
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from replicax.distribute import PerReplica
-from tests.foreign.public import compare, cuts, recording
+from tests.foreign.public import compare, cuts, recording, steps
 from tests.foreign.public.programs import Program, discover, statements
 
 SOURCES = os.environ.get("PUBLIC_SOURCES")
@@ -86,6 +87,18 @@ def test_printed_replicas_count_once():
         sys.stdout.write(f"{[PerReplica([1.5, 2.5]), PerReplica([3.5, 4.5])]}\n5.5\n6.5\n")
 
     assert [a[0] for a in recorder.arrays.values()] == [1.5, 3.5, 5.5, 6.5]
+
+
+def test_step_returns_all_rows_and_the_mean_of_statistics(two):
+    def step(x):
+        return 2 * x, x.mean(axis=0), x.mean()
+
+    jit = steps.Steps(two).names()["__jit__"]
+    rows = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+    found = jit(jax.jit)(step)(rows)
+
+    for got, expected in zip(found, step(rows), strict=True):
+        np.testing.assert_allclose(got, expected)
 
 
 PLAIN_PROGRAM = "import jax.numpy as jnp\nprint(jnp.arange(4.0).sum())\n"

@@ -139,6 +139,9 @@ OPERATIONS = {
     "tree_deserialise_leaves": lambda p, q: through(
         eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves
     )(q, eqx.filter_eval_shape(lambda tree: tree, p)),
+    "tree_deserialise_leaves to returned": lambda p, q: through(
+        eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves
+    )(q, p),
     "filter_jit": lambda p, q: eqx.filter_jit(loss)(p),
     "filter_grad": lambda p, q: eqx.filter_grad(loss)(p),
     "filter_vmap": lambda p, q: eqx.filter_vmap(lambda r: r * 2)(p["w"]),

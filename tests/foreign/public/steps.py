@@ -132,7 +132,9 @@ class Steps:
     def _in_replica(self) -> bool:
         return not self._rx.distribute.in_cross_replica_context()
 
-    def call(self, function: Callable, compiled: Callable, args: tuple, kwargs: dict):
+    def call(
+        self, function: Callable, names: list[str], compiled: Callable, args: tuple, kwargs: dict
+    ):
         """Call a jitted function of the program: all replicas, if no other is being called."""
         if self._inside or self._is_tracing(args, kwargs):
             return function(*args, **kwargs)
@@ -142,16 +144,16 @@ class Steps:
             result = compiled(*args, **kwargs)
         finally:
             self._inside = False
-        return self._combine(result)
+        size = self._rows(names, args, kwargs) // self._strategy.num_replicas_in_sync
+        return self._combine(result, size)
 
     def _is_tracing(self, args: tuple, kwargs: dict) -> bool:
         # A new array is traced inside of any transform, also of one without arguments.
         leaves = [self._jax.numpy.zeros(()), *self._leaves((args, kwargs))]
         return any(isinstance(x, self._jax.core.Tracer) for x in leaves)
 
-    def compile(self, function: Callable) -> Callable:
+    def compile(self, function: Callable, names: list[str]) -> Callable:
         """Return the function that runs ``function`` on all replicas."""
-        names = _parameters(function)
 
         def replica(*args, **kwargs):
             rows = self._rows(names, args, kwargs)
@@ -198,16 +200,21 @@ class Steps:
         cut = self._jax.lax.dynamic_slice_in_dim
         return self._jax.tree.map(lambda x: cut(self._jax.numpy.asarray(x), first, size), tree)
 
-    def _combine(self, result):
-        """Return numbers as the mean of the replicas, and rows of all of them together."""
+    def _combine(self, result, size: int):
+        """Return rows of all replicas together, and anything else that differs as their mean.
+
+        Args:
+            result: What the step returned.
+            size: How many rows of data each replica had; 0 if they were not divided.
+        """
         distributed = self._rx.distribute.DistributedValues
         return self._jax.tree.map(
-            lambda x: self._whole(x) if isinstance(x, distributed) else x,
+            lambda x: self._whole(x, size) if isinstance(x, distributed) else x,
             result,
             is_leaf=lambda x: isinstance(x, distributed),
         )
 
-    def _whole(self, value):
+    def _whole(self, value, size: int):
         first, *others = self._strategy.experimental_local_results(value)
         if self._jax.numpy.issubdtype(first.dtype, self._jax.dtypes.prng_key):
             return first
@@ -215,9 +222,9 @@ class Steps:
             # An array of all devices stays one, for the next step; a number is shown.
             is_state = isinstance(value, self._rx.distribute.Mirrored) and first.shape
             return value if is_state else first
-        if not first.shape:
-            return self._strategy.reduce("MEAN", value, axis=None)
-        return self._strategy.gather(value, axis=0)
+        if first.shape and first.shape[0] == size:
+            return self._strategy.gather(value, axis=0)
+        return self._strategy.reduce("MEAN", value, axis=None)  # as statistics of a batch
 
 
 class _Step:
@@ -226,10 +233,11 @@ class _Step:
     def __init__(self, steps: Steps, function: Callable):
         self._steps = steps
         self._function = function
-        self._compiled = steps.compile(function)
+        self._names = _parameters(function)
+        self._compiled = steps.compile(function, self._names)
 
     def __call__(self, *args, **kwargs):
-        return self._steps.call(self._function, self._compiled, args, kwargs)
+        return self._steps.call(self._function, self._names, self._compiled, args, kwargs)
 
     def __get__(self, instance, owner=None):
         return self if instance is None else functools.partial(self, instance)

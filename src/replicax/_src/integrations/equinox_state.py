@@ -1,4 +1,4 @@
-"""Let stateful Equinox layers, such as `eqx.nn.BatchNorm`, run in compiled replica functions."""
+"""Let Equinox's stateful layers and its deserialisation take values of replicas."""
 
 import functools
 import sys
@@ -8,13 +8,29 @@ import jax
 
 from replicax._src.context.current import current
 from replicax._src.integrations.registry import Integration
+from replicax._src.values.per_replica import MirroredResult
 
 
 def attach() -> Integration:
-    """Wrap `eqx.nn.State.set`."""
-    state: Any = sys.modules["equinox"].nn.State
-    state.set = _on_one_mesh(state.set)
+    """Wrap `eqx.nn.State.set` and `eqx.tree_deserialise_leaves`."""
+    equinox: Any = sys.modules["equinox"]
+    equinox.nn.State.set = _on_one_mesh(equinox.nn.State.set)
+    equinox.tree_deserialise_leaves = _like_arrays(equinox.tree_deserialise_leaves)
     return Integration()
+
+
+def _like_arrays(original: Any) -> Any:
+    @functools.wraps(original)
+    def deserialise(path_or_file: Any, like: Any, *args: Any, **kwargs: Any) -> Any:
+        # Equinox reads arrays, and requires that the leaves of `like` are of exactly that type.
+        # Parameters that a step returned are arrays of a subclass.
+        return original(path_or_file, jax.tree.map(_to_array, like), *args, **kwargs)
+
+    return deserialise
+
+
+def _to_array(leaf: Any) -> Any:
+    return leaf.component if isinstance(leaf, MirroredResult) else leaf
 
 
 def _on_one_mesh(original: Any) -> Any:
