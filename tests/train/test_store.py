@@ -483,7 +483,7 @@ def test_a_save_that_waits_for_the_devices_is_not_taken_for_a_disk_that_hangs(
 
     def patiently(*arguments):  # as where a step of half an hour is still being computed
         doing.append(disk.status()[0])
-        disk.got_on_at -= 2_000
+        disk.moved_at -= 2_000
         time.sleep(1.5)
         return packed(*arguments)
 

@@ -79,7 +79,7 @@ def test_one_that_does_not_answer_a_question_is_stuck():
 
 
 def at_disk(p, ago, what="writing checkpoint 'c'"):
-    p.disk, p.got_on = (what, 1), time.monotonic() - ago
+    p.disk, p.disk_moved = (what, 1), time.monotonic() - ago
     return p
 
 
@@ -112,12 +112,12 @@ def test_what_gets_on_at_the_disk_is_told():
     ping = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
     with disk.at("writing"), disk.at("reading"):
         p.note(ping | {"disk": disk.status()})
-        p.got_on = 0.0
+        p.disk_moved = 0.0
         p.note(ping | {"disk": disk.status()})
-        assert p.got_on == 0.0
-        disk.got_on()
+        assert p.disk_moved == 0.0
+        disk.note_progress()
         p.note(ping | {"disk": disk.status()})
-        assert p.got_on > 0.0
+        assert p.disk_moved > 0.0
         assert p.disk[0] == "writing"
     p.note(ping | {"disk": disk.status()})
 

@@ -319,7 +319,7 @@ class _Writing:
             if group is not None:  # the thread may wait for a worker that was lost
                 if not (gives_up and group.may_resize):  # then it ends soon
                     group.give_up(_PATIENCE)
-            elif disk.status()[0] and time.monotonic() - disk.got_on_at > limit:
+            elif disk.status()[0] and time.monotonic() - disk.moved_at > limit:
                 _hanging.append(self._thread)
                 raise TimeoutError(
                     f"This process is {disk.status()[0]}, and that has not got on for {limit:g} s:"

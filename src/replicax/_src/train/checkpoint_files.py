@@ -128,7 +128,7 @@ def _sync(path: str, flags: int = 0) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | flags)
     try:
         os.fsync(fd)
-        disk.got_on()
+        disk.note_progress()
     finally:
         os.close(fd)
 
@@ -452,7 +452,7 @@ class CheckedFiles:
 
     def _verify(self, name: str) -> None:
         with self._open(name):
-            disk.got_on()
+            disk.note_progress()
 
     def read(self, name: str, at: int, into: np.ndarray) -> None:
         """Fill ``into`` from a byte range of a file, verifying every block the range touches.
@@ -519,7 +519,7 @@ class CheckedFiles:
             self._refuse(name, "missing")
         if len(data) != end - begin:
             self._refuse(name, "cut off")
-        disk.got_on()
+        disk.note_progress()
         found = np.frombuffer(data, np.uint8)
         step = max(len(found), 1) if isinstance(self._known[name][1], str) else BLOCK
         for place in range(0, len(found), step):
@@ -540,7 +540,7 @@ class CheckedFiles:
         view = memoryview(into.data)
         if file.read_into(view, number * BLOCK) < len(view):
             self._refuse(name, "cut off")
-        disk.got_on()
+        disk.note_progress()
         self._compare(name, number, view)
 
     def _compare(self, name: str, number: int, view: memoryview) -> None:

@@ -199,12 +199,12 @@ class Objects:
     def _remove_folder(self, name: str) -> None:
         with suppress(FileNotFoundError):
             storage.remove_tree(f"{self.path}/{name}")
-        disk.got_on()
+        disk.note_progress()
 
     def _remove_object(self, name: str) -> None:
         with suppress(FileNotFoundError):
             storage.remove(f"{self.path}/{name}")
-        disk.got_on()
+        disk.note_progress()
 
 
 def names_in(directory: str) -> list[str]:
@@ -275,13 +275,13 @@ def _read_json(path: str) -> dict[str, Any]:
         found = json.loads(storage.read_bytes(path))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    disk.got_on()
+    disk.note_progress()
     return found if isinstance(found, dict) else {}
 
 
 def _put(path: str, data: bytes) -> None:
     storage.put(path, data)
-    disk.got_on()
+    disk.note_progress()
 
 
 def _upload(path: str, joined: Packed) -> None:
@@ -299,4 +299,4 @@ def _send(path: str, joined: Packed) -> None:
             view: Any = memoryview(part.data)
             for at in range(0, len(view), _AT_ONCE):
                 file.write(view[at : at + _AT_ONCE])
-                disk.got_on()
+                disk.note_progress()

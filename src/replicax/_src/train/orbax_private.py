@@ -126,7 +126,7 @@ async def _serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[
             for part in joined.parts:
                 for at in range(0, len(part), _AT_ONCE):
                     file.write(part[at : at + _AT_ONCE])
-                    disk.got_on()
+                    disk.note_progress()
     return []
 
 

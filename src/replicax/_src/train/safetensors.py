@@ -211,7 +211,7 @@ def _read_into(file: IO[bytes], path: str, at: int, into: Any) -> None:
         if not count:
             raise DataLossError(f"{path!r} is cut off: there are no {len(view)} bytes at {at}.")
         done += count
-        disk.got_on()
+        disk.note_progress()
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:

@@ -54,7 +54,7 @@ class Progress:
         journal: Its last collectives by number: the description, and a digest of all up to it.
         load: Its last counters of steps, waits and memory; see `Load`.
         disk: The file I/O that it is doing, or "", and a counter of its progress; see `Disk`.
-        got_on: When ``disk`` last changed.
+        disk_moved: When ``disk`` last changed.
         samples: Its counters over about the last half minute, one per second; see `slow`.
     """
 
@@ -67,7 +67,7 @@ class Progress:
     journal: dict[int, tuple[str, int]] = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
     disk: tuple[str, int] = ("", 0)
-    got_on: float = field(default_factory=time.monotonic)
+    disk_moved: float = field(default_factory=time.monotonic)
     samples: "deque[_Sample]" = field(default_factory=lambda: deque(maxlen=_SLOW_SAMPLES))
 
     def note(self, ping: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Progress:
         self._sample(now)
         reads, far = ping.get("disk", ("", 0))
         if (disk := (str(reads)[:_LONGEST], int(far))) != self.disk:
-            self.disk, self.got_on = disk, now
+            self.disk, self.disk_moved = disk, now
         self.heard = now
         if (count, inside) != (self.count, self.inside):
             self.moved = now
@@ -102,7 +102,7 @@ class Progress:
     def is_stalled(self, step_patience: float, disk_patience: float) -> bool:
         """Whether it made no progress for ``step_patience``; during file I/O, ``disk_patience``."""
         if self.disk[0]:
-            return time.monotonic() - max(self.moved, self.got_on) > disk_patience
+            return time.monotonic() - max(self.moved, self.disk_moved) > disk_patience
         return time.monotonic() - self.moved > step_patience
 
 
@@ -132,7 +132,7 @@ def silent(workers: dict[int, Progress], patience: float) -> list[tuple[int, flo
 def hanging(workers: dict[int, Progress], patience: float) -> tuple[int, float] | None:
     """Return a worker whose file I/O stalled for longer than ``patience``, and for how long."""
     now = time.monotonic()
-    still = {i: now - p.got_on for i, p in workers.items() if p.disk[0]}
+    still = {i: now - p.disk_moved for i, p in workers.items() if p.disk[0]}
     return next(((i, seconds) for i, seconds in still.items() if seconds > patience), None)
 
 
@@ -341,23 +341,23 @@ class Disk:
     def __init__(self) -> None:
         self._open: list[str] = []
         self._far = 0
-        self.got_on_at = time.monotonic()
+        self.moved_at = time.monotonic()
 
     @contextmanager
     def at(self, what: str) -> Iterator[None]:
         """Mark the block as file I/O described by ``what``."""
-        self.got_on()
+        self.note_progress()
         self._open.append(what)
         try:
             yield
         finally:
             self._open.remove(what)
-            self.got_on()
+            self.note_progress()
 
-    def got_on(self) -> None:
+    def note_progress(self) -> None:
         """Count progress: something was read or written."""
         self._far += 1
-        self.got_on_at = time.monotonic()
+        self.moved_at = time.monotonic()
 
     def status(self) -> tuple[str, int]:
         """Return the description of the oldest I/O in progress, or "", and the progress counter."""
