@@ -101,7 +101,7 @@ def read_global(variable: Variable) -> jax.Array:
     return seen
 
 
-def held_array(variable: Variable) -> jax.Array:
+def stored_array(variable: Variable) -> jax.Array:
     """Return the array that the devices of all workers hold; it is never donated afterwards.
 
     For a sharded variable this is the stored array, in shards; see `Cell.shard_layout`.

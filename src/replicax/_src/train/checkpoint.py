@@ -22,7 +22,7 @@ from replicax._src.context.current import current, entered
 from replicax._src.files.paths import user_path
 from replicax._src.state.declaration import is_key, new_variable_callbacks
 from replicax._src.state.variable import Variable
-from replicax._src.state.variables import held_array, variable_of
+from replicax._src.state.variables import stored_array, variable_of
 from replicax._src.train import store
 from replicax._src.train.array_pieces import Value
 from replicax._src.train.object_contents import Contents, Unnamed, contents_of, merged
@@ -511,7 +511,7 @@ def saved_value(x: Any, key: str) -> Any:
         )
     if not is_placed(variable):
         return variable.read_value()
-    return Value(held_array(variable), variable.cell.shard_layout)
+    return Value(stored_array(variable), variable.cell.shard_layout)
 
 
 def _copies(x: Any) -> Value | None:
@@ -524,7 +524,7 @@ def _copies(x: Any) -> Value | None:
     mark = None if variable is None else copies_mark(variable)
     if variable is None or mark is None:
         return None
-    return Value(held_array(variable), copies_on=mark)
+    return Value(stored_array(variable), copies_on=mark)
 
 
 def _has_value(x: Any) -> bool:
