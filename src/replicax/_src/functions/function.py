@@ -59,7 +59,7 @@ from replicax._src.functions.signature import (
     why_new,
 )
 from replicax._src.state.declaration import notify_of_new_variables
-from replicax._src.state.hooks import births
+from replicax._src.state.hooks import created_variables
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_carried
 from replicax._src.topology.mesh import Topology
@@ -346,13 +346,13 @@ class Function(Generic[_P, _R_co]):
             args, kwargs = given.with_arrays(arrays)
             return outputs.take(self._python(*args, **kwargs), topology, fields)
 
-        token = births.set(log)
+        token = created_variables.set(log)
         try:
             lifted = lift(body, [shape_of(x) for x in arguments.arrays], level)
         except _NEEDS_VALUE as error:
             raise TracingError(needs_value(self._name, error)) from error
         finally:
-            births.reset(token)
+            created_variables.reset(token)
         refuse_leaked(self._name, lifted.consts)
         refuse_lost(self._name, self._python, arguments.leaves)
         return Program(lifted, level, outputs, self._name), log

@@ -19,7 +19,7 @@ from replicax._src.context.current import attributes, current, entered
 from replicax._src.integrations import flax_private as private
 from replicax._src.state.cell import Cell
 from replicax._src.state.declaration import LayoutMap
-from replicax._src.state.hooks import births
+from replicax._src.state.hooks import created_variables
 from replicax._src.state.levels import at_end, level, refuse_other_trace, refuse_tracer
 from replicax._src.state.variable import Variable
 from replicax._src.state.variables import read_global
@@ -262,7 +262,9 @@ def is_free(x: Any, strategy: Any) -> bool:
 
 def adopt(v: Any, strategy: Any) -> Variable:
     """Move the array of an NNX variable into a new `rx.Variable` of ``strategy``; return that."""
-    token = births.set(None)  # not a variable that the current function creates: it existed before
+    token = created_variables.set(
+        None
+    )  # not a variable that the current function creates: it existed before
     try:
         with (
             _adopting,
@@ -276,7 +278,7 @@ def adopt(v: Any, strategy: Any) -> Variable:
             slot.__set__(v, backing)
             return backing
     finally:
-        births.reset(token)
+        created_variables.reset(token)
 
 
 def _variable(v: Any, x: jax.Array) -> Variable:

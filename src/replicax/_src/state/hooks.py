@@ -24,7 +24,9 @@ from replicax._src.values.placement import fresh_copy, is_traced, private
 Creator = Callable[..., Any]
 _T = TypeVar("_T")
 
-births: ContextVar[list[Any] | None] = ContextVar("replicax_births", default=None)
+created_variables: ContextVar[list[Any] | None] = ContextVar(
+    "replicax_created_variables", default=None
+)
 _creators: ContextVar[tuple[Creator, ...]] = ContextVar("replicax_creators", default=())
 
 

@@ -29,7 +29,7 @@ from replicax._src.state.declaration import (
     is_planned,
     layout_of,
 )
-from replicax._src.state.hooks import CreatedOnce, births, duplicate, initial_array
+from replicax._src.state.hooks import CreatedOnce, created_variables, duplicate, initial_array
 from replicax._src.state.levels import TraceLevel, level
 from replicax._src.state.placement import Placed
 from replicax._src.state.policy import (
@@ -185,7 +185,7 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
         where = level()
         if traced is not None and isinstance(where, TraceLevel):
             where.created.append((self, traced))
-        log = births.get()
+        log = created_variables.get()
         if log is not None:
             log.append(self)
 

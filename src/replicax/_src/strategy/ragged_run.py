@@ -24,7 +24,7 @@ from replicax._src.functions.jaxpr.lift import Lifted, lift, number_collectives
 from replicax._src.functions.signature import Arguments, take_apart
 from replicax._src.state.agreement import agreed_value
 from replicax._src.state.cell import Cell
-from replicax._src.state.hooks import births
+from replicax._src.state.hooks import created_variables
 from replicax._src.state.levels import TraceLevel, level
 from replicax._src.strategy.links import as_replica
 from replicax._src.values.per_replica import is_distributed, is_opaque, is_ragged, pieces
@@ -171,13 +171,13 @@ class _Program:
             result = map_in_order(replica_value, fn(*args, **kwargs), is_opaque)
             return outputs.take(result, lambda: None, fields)
 
-        token = births.set(log)
+        token = created_variables.set(log)
         try:
             lifted = lift(body, arguments.arrays, inner)
         except jax.errors.ConcretizationTypeError as error:
             raise CannotTrace from error
         finally:
-            births.reset(token)
+            created_variables.reset(token)
         if log:  # a variable with a traced initial value has no value yet
             raise CannotTrace if inner.created else _CreatedVariables
         lifted, collectives = number_collectives(lifted, eager.COLLECTIVES, ordered_effect())
