@@ -231,7 +231,7 @@ class Notice:
             return 0
         return _HOLDS if group.holds else _JOINS if group.has_newcomers else 0
 
-    def _settled(self, seen: list[int], gather: Callable[..., list[int]]) -> list[int]:
+    def _final_reasons(self, seen: list[int], gather: Callable[..., list[int]]) -> list[int]:
         """Return the reasons of all workers, once a signal has had time to reach all of them."""
         if not self._leaving(seen):
             return seen
@@ -371,7 +371,7 @@ class Notice:
                 time.sleep(_ASK_EVERY)
                 if self.is_closed or is_outdated():
                     raise _group.Cancelled
-            self._decide(self._settled(seen, gather))
+            self._decide(self._final_reasons(seen, gather))
             with self._changed:
                 self._holds = True
                 begun = self._begun
