@@ -70,12 +70,14 @@ class ReachableObjects:
 
     def __init__(self, *roots: Edge, everything: bool = False) -> None:
         self._names: set[str] = set()  # names in the user's code
-        self._settled: set[str] = set()  # names in methods of libraries that it calls
+        self._library_names: set[str] = set()  # names in methods of libraries that it calls
         self._everything = everything
         size = -1
         # Repeat until the reachable code names no further attributes.
-        while size != len(self._names) + len(self._settled) and not (everything and size >= 0):
-            size = len(self._names) + len(self._settled)
+        while size != len(self._names) + len(self._library_names) and not (
+            everything and size >= 0
+        ):
+            size = len(self._names) + len(self._library_names)
             self._seen: dict[Any, int] = {}
             self._kept: list[Any] = []
             self._looked: list[tuple[Callable[[Any], Any], Any, Any]] = []
@@ -164,14 +166,14 @@ class ReachableObjects:
 
     def _function(self, x: FunctionType, label: str) -> tuple[Any, list[Edge]]:
         code, names = x.__code__, code_names(x.__code__)
-        is_settled = is_library(x.__module__)
-        (self._settled if is_settled else self._names).update(names)
+        in_library = is_library(x.__module__)
+        (self._library_names if in_library else self._names).update(names)
         cells = x.__closure__ or ()
         edges = [Edge(name, value) for name, value in captured(x).items()]
         self._looked += [(content, c, e.value) for c, e in zip(cells, edges, strict=True)]
         edges += [Edge(f"{label}.__defaults__", x.__defaults__)]
         edges += [Edge(f"{label}.__kwdefaults__", x.__kwdefaults__)]
-        if not is_settled:
+        if not in_library:
             edges += self._named(x.__globals__, names, "")
         if x.__dict__:
             edges += self._named(x.__dict__, self._names - {"__wrapped__"}, f"{label}.")
@@ -202,7 +204,7 @@ class ReachableObjects:
         if isinstance(own, dict):
             named = self._names
             if is_library(type(x).__module__) or isinstance(x, _WRAPPERS):
-                named = self._names | self._settled
+                named = self._names | self._library_names
             names = [n for n in own if isinstance(n, str)] if blind else named
             edges += self._named(own, names, f"{label}.")
         slots = slot_names(type(x))
