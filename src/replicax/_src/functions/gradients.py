@@ -280,7 +280,7 @@ def value_and_grad(
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
             overlay = Overlay(dict(zip(cells, values, strict=True)), around)
-            with overlay.opened():
+            with overlay.active():
                 result = fn(*args, **kwargs)
             loss, aux = _pair(result) if has_aux else (result, None)
             nonlocal is_local_mean

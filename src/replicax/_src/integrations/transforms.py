@@ -136,7 +136,7 @@ def mixed_precision(fn: Callable[..., Any], dtype: Any = "bfloat16") -> Callable
         modules = _modules((args, kwargs))
         cast = lambda x: _cast(x, narrow)  # noqa: E731
         args, kwargs = jax.tree.map(cast, (args, kwargs), is_leaf=_is_module)
-        with level.opened(), _parameters_as(modules, narrow):
+        with level.active(), _parameters_as(modules, narrow):
             result = fn(*args, **kwargs)
         keep_writes(level)
         wide = lambda x: _cast(x, jnp.dtype("float32"), only=narrow)  # noqa: E731

@@ -209,7 +209,7 @@ class Overlay:
         self.fresh = TraceCacheGuard()
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Direct reads and writes in the block to this level."""
         with self.fresh.isolated(eager=self.is_eager), entered(level=self), exit_callbacks():
             yield
@@ -309,7 +309,7 @@ class TraceLevel:
         return list(self._reads)
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Trace the code in the block at this level."""
         with self.fresh.isolated(eager=False), entered(level=self), exit_callbacks():
             yield

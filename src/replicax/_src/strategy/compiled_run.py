@@ -145,7 +145,7 @@ class _Body:
 
         def body(*pieces: Any) -> Any:
             with (
-                inner.opened(),
+                inner.active(),
                 entered(strategy=self._context.strategy, replica=self._context, body=None),
             ):
                 args, kwargs = self._inputs.rebuild(pieces)

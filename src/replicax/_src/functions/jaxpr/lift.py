@@ -96,7 +96,7 @@ def lift(
 
     @wraps(body)
     def traced(*xs: Any) -> list[Any]:
-        with level.opened(), inside():
+        with level.active(), inside():
             outs = list(body(*xs))
         counts.append(len(outs))
         starts = [start for _, start in level.created]
