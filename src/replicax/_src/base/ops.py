@@ -61,7 +61,7 @@ class NamedFields(Protocol):
     def _asdict(self) -> dict[str, Any]: ...
 
 
-def kept_dtype(dtype: Any) -> Any:
+def canonical_dtype(dtype: Any) -> Any:
     """Return the dtype that JAX uses for ``dtype``; warn if it is narrower.
 
     JAX would warn too, but name a line of replicax instead of the user's.
@@ -79,7 +79,7 @@ def kept_dtype(dtype: Any) -> Any:
     return kept
 
 
-def widest(dtype: Any) -> Any:
+def default_dtype(dtype: Any) -> Any:
     """Return the dtype that JAX uses for a default of TensorFlow: no warning if it is narrower."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
@@ -93,7 +93,7 @@ def constant(
         >>> rx.constant([1.0, 2.0])
         Array([1., 2.], dtype=float32)
     """
-    array = jnp.asarray(value, dtype=kept_dtype(dtype))
+    array = jnp.asarray(value, dtype=canonical_dtype(dtype))
     return array if shape is None else jnp.broadcast_to(array, shape)
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.ops import kept_dtype
+from replicax._src.base.ops import canonical_dtype
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
 from replicax._src.context.current import get_replica_context
@@ -46,7 +46,7 @@ class Metric:
 
     def __init__(self, name: str | None = None, dtype: Any = None) -> None:
         self.name = name or _snake(type(self).__name__)
-        self.dtype = jnp.dtype(kept_dtype(dtype or jnp.float32))
+        self.dtype = jnp.dtype(canonical_dtype(dtype or jnp.float32))
         self.variables: list[Variable] = []
 
     def add_weight(self, name: str, shape: Any = ()) -> Variable:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.ops import kept_dtype, widest
+from replicax._src.base.ops import canonical_dtype, default_dtype
 from replicax._src.base.types import VariableAggregation
 from replicax._src.context.current import entered, get_replica_context
 from replicax._src.random.stateless import (
@@ -238,7 +238,7 @@ class Generator:
             >>> rx.random.Generator.from_seed(7).uniform_full_int([3]).dtype
             dtype('uint32')
         """
-        kind = jnp.dtype(widest(np.uint64) if dtype is None else dtype)
+        kind = jnp.dtype(default_dtype(np.uint64) if dtype is None else dtype)
         if not jnp.issubdtype(kind, jnp.integer):
             raise ValueError(f"uniform_full_int draws integers, not {kind.name}.")
         return uniform_of(self._key(), shape, (None, None), kind)
@@ -254,7 +254,7 @@ class Generator:
         """
         n, p = jnp.asarray(counts, jnp.float32), jnp.asarray(probs, jnp.float32)
         drawn: jax.Array = jax.random.binomial(self._key(), n, p, sizes(shape))
-        return drawn.astype(kept_dtype(dtype))
+        return drawn.astype(canonical_dtype(dtype))
 
     def make_seeds(self, count: int = 1) -> jax.Array:
         """Draw ``count`` seeds for stateless functions, as the columns of a 2 x ``count`` array.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.ops import kept_dtype, widest
+from replicax._src.base.ops import canonical_dtype, default_dtype
 from replicax._src.base.tf_errors import InvalidArgumentError
 
 _WORD = 2**32
@@ -85,7 +85,7 @@ def sizes(shape: Any) -> tuple[int, ...]:
 def uniform_of(key: jax.Array, shape: Any, bounds: tuple[Any, Any], dtype: Any) -> jax.Array:
     """Draw numbers between two bounds; if both are None, integers of the full range."""
     low, high = bounds
-    dtype = kept_dtype(dtype)
+    dtype = canonical_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.integer):
         top = 1 if high is None else high
         return jax.random.uniform(key, sizes(shape), dtype, low or 0, top)
@@ -123,7 +123,7 @@ def categorical_of(key: jax.Array, logits: Any, num_samples: int, dtype: Any) ->
             " `logits[None]` for one row."
         )
     drawn = jax.random.categorical(key, rows, axis=-1, shape=(int(num_samples), len(rows)))
-    return drawn.T.astype(widest(np.int64) if dtype is None else kept_dtype(dtype))
+    return drawn.T.astype(default_dtype(np.int64) if dtype is None else canonical_dtype(dtype))
 
 
 def gamma_of(
@@ -139,7 +139,7 @@ def gamma_of(
 def poisson_of(key: jax.Array, shape: tuple[int, ...], lam: Any, dtype: Any) -> jax.Array:
     """Draw Poisson-distributed numbers with mean ``lam``."""
     means = _broadcast(jnp.asarray(lam, jnp.float32), shape)
-    return jax.random.poisson(key, means).astype(kept_dtype(dtype))
+    return jax.random.poisson(key, means).astype(canonical_dtype(dtype))
 
 
 def _broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -159,7 +159,7 @@ def _scaled(drawn: jax.Array, mean: Any, stddev: Any) -> jax.Array:
 def _floats(dtype: Any, verb: str, error: type[Exception] = TypeError) -> Any:
     if not jnp.issubdtype(dtype, jnp.floating):
         raise error(f"{verb} draws floating-point numbers, not {jnp.dtype(dtype).name}.")
-    return kept_dtype(dtype)
+    return canonical_dtype(dtype)
 
 
 # Functions of a seed.
@@ -314,7 +314,7 @@ def stateless_binomial(
         [0, 10]
     """
     n, p = (_broadcast(jnp.asarray(x, jnp.float32), sizes(shape)) for x in (counts, probs))
-    return jax.random.binomial(key_of(seed), n, p).astype(kept_dtype(output_dtype))
+    return jax.random.binomial(key_of(seed), n, p).astype(canonical_dtype(output_dtype))
 
 
 def stateless_shuffle(

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._src.base.errors import VariableError
 from replicax._src.base.managers import contextmanager
-from replicax._src.base.ops import kept_dtype
+from replicax._src.base.ops import canonical_dtype
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology, partition_spec
 from replicax._src.values.placement import WHOLE
@@ -172,7 +172,7 @@ def is_offloading() -> bool:
 def plan(initial_value: Any, dtype: Any) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of an initial value."""
     make = initial_value if callable(initial_value) else lambda: initial_value
-    dtype = kept_dtype(dtype)
+    dtype = canonical_dtype(dtype)
     shape: jax.ShapeDtypeStruct = jax.eval_shape(lambda: jnp.asarray(make(), dtype))
     return shape
 

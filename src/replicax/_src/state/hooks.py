@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._src.base.errors import TracingError, VariableError
-from replicax._src.base.ops import kept_dtype
+from replicax._src.base.ops import canonical_dtype
 from replicax._src.compat.jax import concrete, renewed, unrecorded
 from replicax._src.context.current import current, enter, entered, leave
 from replicax._src.state.cell import Cell
@@ -157,10 +157,10 @@ def _chained(creator: Creator, inner: Creator) -> Creator:
 def _as_array(value: Any, dtype: Any) -> jax.Array:
     """Convert an initial value to an array that shares no memory with it."""
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
-        return fresh_copy(value if dtype is None else value.astype(kept_dtype(dtype)))
+        return fresh_copy(value if dtype is None else value.astype(canonical_dtype(dtype)))
     refuse_tree(value)
     try:
-        return jnp.asarray(private(value), dtype=kept_dtype(dtype))
+        return jnp.asarray(private(value), dtype=canonical_dtype(dtype))
     except (TypeError, ValueError) as error:
         if not isinstance(value, list | tuple):
             raise
@@ -261,7 +261,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
             f"The initial value of variable {name!r} exists only while JAX traces a function."
             " Create the variable outside, or pass a function that makes the value."
         )
-    cast = value if dtype is None else value.astype(kept_dtype(dtype))
+    cast = value if dtype is None else value.astype(canonical_dtype(dtype))
     with concrete():
         return jnp.zeros(cast.shape, cast.dtype), cast
 
