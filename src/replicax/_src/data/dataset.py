@@ -11,7 +11,7 @@ from replicax._src.base.ops import T_co
 from replicax._src.base.tf_errors import ArgumentTypeError, InvalidArgumentError
 from replicax._src.data.iterator import DatasetIterator
 from replicax._src.data.methods.batches import Batches
-from replicax._src.data.methods.caching import Kept
+from replicax._src.data.methods.caching import Caching
 from replicax._src.data.methods.elements import Elements
 from replicax._src.data.methods.order import Order
 from replicax._src.data.methods.sources import Sources
@@ -22,7 +22,13 @@ from replicax._src.data.options import Options
 
 
 class Dataset(
-    Sources[T_co], Elements[T_co], Batches[T_co], Order[T_co], Kept[T_co], LeavesOut, Generic[T_co]
+    Sources[T_co],
+    Elements[T_co],
+    Batches[T_co],
+    Order[T_co],
+    Caching[T_co],
+    LeavesOut,
+    Generic[T_co],
 ):
     """A stream of elements, described by an immutable graph of transformations.
 
@@ -203,7 +209,7 @@ class Dataset(
 
 
 # Errors of Python, such as those of missing arguments, name the class that users know.
-for _part in (Sources, Elements, Batches, Order, Kept):
+for _part in (Sources, Elements, Batches, Order, Caching):
     for _member in vars(_part).values():
         _function = getattr(_member, "__func__", _member)
         if isinstance(_function, FunctionType):

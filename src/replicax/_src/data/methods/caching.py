@@ -34,7 +34,7 @@ _CHECKPOINT_ARGS = {
 }
 
 
-class Kept(Root[T_co]):
+class Caching(Root[T_co]):
     """The methods of `Dataset` that store elements or read stored ones."""
 
     def cache(
