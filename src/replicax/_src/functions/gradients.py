@@ -28,7 +28,7 @@ class Operation:
         call: The operation as a function of `args`.
         places: The indices of the `args` that the tape followed when the operation ran.
         pull: Maps gradients of `outputs` to gradients of these arguments (the VJP).
-        seen_by: The enclosing tapes that recorded the computation of `pull`.
+        recorded_by: The enclosing tapes that recorded the computation of `pull`.
     """
 
     call: Callable[..., list[Any]]
@@ -36,7 +36,7 @@ class Operation:
     places: list[int]
     outputs: list[Any]
     pull: Callable[[list[Any]], Sequence[Any]]
-    seen_by: tuple[Any, ...]
+    recorded_by: tuple[Any, ...]
 
     def places_of(self, wanted: set[int]) -> list[int]:
         """Return the indices of the `args` that take a gradient: followed ones and `wanted` ids."""
@@ -54,7 +54,7 @@ class Operation:
             given.append(gradients[id(out)] if known else _zero(out))
             taken.add(id(out))
         pull, inputs = self.pull, [self.args[i] for i in places]
-        if places is not self.places or any(t not in self.seen_by for t in current().tapes):
+        if places is not self.places or any(t not in self.recorded_by for t in current().tapes):
             # A tape that did not record `pull` must see how the gradient depends on the inputs.
             _, pull = jax.vjp(of_places(self.call, self.args, places), *inputs)
         for x, part in zip(inputs, pull(given), strict=True):

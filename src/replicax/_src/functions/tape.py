@@ -346,8 +346,8 @@ class GradientTape:
             outs, pull = jax.vjp(of_places(call, args, places), *(args[i] for i in places))
         # An input returned unchanged gets a new identity: its gradient is that of this output.
         outs = [jnp.copy(x) if id(x) in given and is_differentiable(x) else x for x in outs]
-        seen_by = tuple(tape for tape in self._outer if tape in tapes)
-        record.operations.append(Operation(call, args, places, outs, pull, seen_by))
+        recorded_by = tuple(tape for tape in self._outer if tape in tapes)
+        record.operations.append(Operation(call, args, places, outs, pull, recorded_by))
         for x in outs:
             record.follow(x)
         return outs
