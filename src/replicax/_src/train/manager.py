@@ -348,11 +348,11 @@ def _claimed(manager: CheckpointManager, directory: str) -> str:
             )
         _claims[place] = [fd, 0]
     _claims[place][1] += 1
-    weakref.finalize(manager, _let_go, place)
+    weakref.finalize(manager, _release_claim, place)
     return ""
 
 
-def _let_go(place: str) -> None:
+def _release_claim(place: str) -> None:
     claim = _claims[place]
     claim[1] -= 1
     if not claim[1]:
