@@ -15,7 +15,7 @@ from replicax._src.base.tf_errors import (
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.dataset import Dataset
 from replicax._src.data.element_blocks import RowBlock
-from replicax._src.data.leaves import leaf_spec, own, to_leaf
+from replicax._src.data.leaves import leaf_spec, private_copy, to_leaf
 from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, node_of, to_int
 from replicax._src.data.nodes.assert_cardinality import PromisedNode
 from replicax._src.data.nodes.combine import joined, require_alike
@@ -133,7 +133,7 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
     specs: list[Any] | None = None
     for place, element in enumerate(elements):
         try:
-            leaves = [own(to_leaf(leaf)) for leaf in structure.leaves_of(element)]
+            leaves = [private_copy(to_leaf(leaf)) for leaf in structure.leaves_of(element)]
         except StructureError as error:
             raise StructureError(
                 f"from_list() needs elements that are built alike, and element {place} is not:"

@@ -93,7 +93,7 @@ def to_leaf(value: Any) -> Any:
     return _convert(value)
 
 
-def own(leaf: Any) -> Any:
+def private_copy(leaf: Any) -> Any:
     """Return a private copy of `leaf`, because generators often reuse one buffer."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 

@@ -24,7 +24,7 @@ import numpy as np
 from replicax._src.base.closures import UNSET, content
 from replicax._src.base.tf_errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax._src.data.element_blocks import Block, ColumnBlock, Row, RowBlock
-from replicax._src.data.leaves import own, to_leaf
+from replicax._src.data.leaves import private_copy, to_leaf
 from replicax._src.data.structure import LEAF, Structure, flatten
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
@@ -298,7 +298,7 @@ class ElementFunction:
             ):
                 is_unshared = _refcount(element) == _ELEMENT_REFERENCES and type(element) is tuple
                 return tuple(map(_unshared, result, repeat(element if is_unshared else ())))
-            return tuple(own(leaf) for leaf in self._leaves(result))
+            return tuple(private_copy(leaf) for leaf in self._leaves(result))
         except StructureError as error:
             raise StructureError(
                 f"{self.name}() built element {index} differently from the ones before: {error}."
@@ -344,7 +344,7 @@ def _unshared(leaf: Any, arguments: tuple[Any, ...]) -> Any:
             return leaf
     else:
         LEAF.collect(leaf, [], leaf)  # raises if `leaf` is not a leaf
-    return own(to_leaf(leaf))
+    return private_copy(to_leaf(leaf))
 
 
 def _notices_other_references() -> bool:

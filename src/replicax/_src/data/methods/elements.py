@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from replicax._src.base.ops import T_co
 from replicax._src.base.tf_errors import ArgumentTypeError, InvalidArgumentError, StructureError
-from replicax._src.data.leaves import leaf_spec, own, to_leaf
+from replicax._src.data.leaves import leaf_spec, private_copy, to_leaf
 from replicax._src.data.node import AUTOTUNE, Root, to_int
 from replicax._src.data.nodes.flat_map import FlatMapNode, InterleaveNode
 from replicax._src.data.nodes.map import FilterNode, MapNode
@@ -224,7 +224,7 @@ class Elements(Root[T_co]):
         """
         del name
         nesting, leaves = flatten(initial_state)
-        state = tuple(own(to_leaf(leaf)) for leaf in leaves)
+        state = tuple(private_copy(to_leaf(leaf)) for leaf in leaves)
         node = ScanNode(self.node, ElementFunction(scan_func, "scan"), state, nesting)
         if not is_in_function():
             _ = node.outcome  # raises if the function returns no pair

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from replicax._src.base.ops import T_co
 from replicax._src.base.tf_errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax._src.base.types import TensorSpec, TypeSpec
-from replicax._src.data.leaves import own
+from replicax._src.data.leaves import private_copy
 from replicax._src.data.node import Root, node_of, to_int
 from replicax._src.data.nodes.choose import (
     ChooseNode,
@@ -151,7 +151,7 @@ class Sources(Root[T_co]):
                 " `from_generator(lambda: make_items())`."
             )
         signature = _declared(output_types, output_shapes, output_signature)
-        arguments = tuple(own(argument) for argument in args or ())
+        arguments = tuple(private_copy(argument) for argument in args or ())
         return cls._wrap(GeneratorNode(generator, arguments, signature))
 
     @overload

@@ -10,7 +10,7 @@ from replicax._src.base.tf_errors import StructureError
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.element_blocks import Block, RowBlock
 from replicax._src.data.graph_facts import Known, first_element, traced_on, with_unknown_sizes
-from replicax._src.data.leaves import leaf_spec, own, to_leaf
+from replicax._src.data.leaves import leaf_spec, private_copy, to_leaf
 from replicax._src.data.node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax._src.data.nodes.sequential import widened
 from replicax._src.data.seeds import Run
@@ -150,7 +150,7 @@ class _GroupByReducerStream(Stream):
         if self._structure is None:
             self._structure = flatten(result)[0]
         leaves = self._structure.leaves_of(result)
-        return RowBlock(self._structure, [tuple(own(to_leaf(leaf)) for leaf in leaves)])
+        return RowBlock(self._structure, [tuple(private_copy(to_leaf(leaf)) for leaf in leaves)])
 
     def close(self) -> None:
         self._stream.close()

@@ -11,7 +11,7 @@ from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.element_blocks import Block, RowBlock
 from replicax._src.data.graph_facts import Known, first_element, traced_on, with_unknown_sizes
-from replicax._src.data.leaves import common_shape, leaf_spec, own, to_leaf
+from replicax._src.data.leaves import common_shape, leaf_spec, private_copy, to_leaf
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -151,7 +151,9 @@ class ScanNode(_FunctionNode):
         if type(result) is not tuple or len(result) != 2:
             raise _pair_error(f"for element {index} it returned {result!r:.100}")
         try:
-            leaves = tuple(own(to_leaf(leaf)) for leaf in self.nesting.leaves_of(result[0]))
+            leaves = tuple(
+                private_copy(to_leaf(leaf)) for leaf in self.nesting.leaves_of(result[0])
+            )
         except StructureError as error:
             raise StructureError(
                 f"The next state of scan() must be built like its initial_state: {error}."
@@ -213,12 +215,14 @@ class _ScanStream(Stream):
         if block is None:
             return None
         self._index += 1
-        state = tuple(own(leaf) for leaf in self._state)  # the function may modify its argument
+        state = tuple(
+            private_copy(leaf) for leaf in self._state
+        )  # the function may modify its argument
         self._state, output = self._node.step(state, block.elements()[0], self._index - 1)
         if self._structure is None:
             self._structure = flatten(output)[0]
         leaves = self._structure.leaves_of(output)
-        return RowBlock(self._structure, [tuple(own(to_leaf(leaf)) for leaf in leaves)])
+        return RowBlock(self._structure, [tuple(private_copy(to_leaf(leaf)) for leaf in leaves)])
 
     def close(self) -> None:
         self._stream.close()

@@ -19,7 +19,7 @@ from replicax._src.data.element_blocks import (
     RowBlock,
 )
 from replicax._src.data.graph_facts import with_unknown_sizes
-from replicax._src.data.leaves import Array, leaf_spec, own, to_array, to_leaf, unshared
+from replicax._src.data.leaves import Array, leaf_spec, private_copy, to_array, to_leaf, unshared
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -391,8 +391,10 @@ class RowStream(Stream):
 
     def _convert(self, leaves: list[Any]) -> Row:
         if self._specs is None:
-            return tuple(own(to_leaf(leaf)) for leaf in leaves)
-        return tuple(own(self._fit(v, spec)) for v, spec in zip(leaves, self._specs, strict=True))
+            return tuple(private_copy(to_leaf(leaf)) for leaf in leaves)
+        return tuple(
+            private_copy(self._fit(v, spec)) for v, spec in zip(leaves, self._specs, strict=True)
+        )
 
     def _fit(self, value: Any, spec: TypeSpec) -> Any:
         """Convert a leaf to the dtype of `spec`; raise if that fails or the shape differs."""

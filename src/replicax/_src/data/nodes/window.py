@@ -14,7 +14,7 @@ from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import TensorSpec, TypeSpec
 from replicax._src.data.element_blocks import Block, ColumnBlock, Row, RowBlock, join
 from replicax._src.data.graph_facts import with_unknown_sizes
-from replicax._src.data.leaves import DatasetSpec, leaf_spec, own
+from replicax._src.data.leaves import DatasetSpec, leaf_spec, private_copy
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -355,4 +355,4 @@ class CopyingStream(Stream):
 
 def copy_row(row: Row) -> Row:
     """Return `row` with a copy of every leaf."""
-    return tuple(own(leaf) for leaf in row)
+    return tuple(private_copy(leaf) for leaf in row)
