@@ -55,12 +55,15 @@ def test_tensorboard_files(tmp_path):
 
 
 def test_the_id_of_a_run_is_kept(tmp_path):
-    kept = [trackers._kept(str(tmp_path), "wandb_run_id", made) for made in (lambda: "a1", None)]
+    kept = [
+        trackers._stored_run_id(str(tmp_path), "wandb_run_id", made)
+        for made in (lambda: "a1", None)
+    ]
 
     assert kept == ["a1", "a1"]
     (tmp_path / "wandb_run_id").write_text("../x")
     with pytest.raises(ValueError, match="must contain the id of a run"):
-        trackers._kept(str(tmp_path), "wandb_run_id", None)
+        trackers._stored_run_id(str(tmp_path), "wandb_run_id", None)
 
 
 def logged(folder):

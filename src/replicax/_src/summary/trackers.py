@@ -118,7 +118,7 @@ def _number(name: str, value: Any) -> float:
     return float(array.reshape(()))
 
 
-def _kept(folder: str, name: str, make: Callable[[], str]) -> str:
+def _stored_run_id(folder: str, name: str, make: Callable[[], str]) -> str:
     """Return the run id in a file, which the first start of the run writes with ``make()``."""
     path = f"{folder}/{name}"
     if storage.is_file(path):
@@ -144,7 +144,7 @@ def _tensorboard(folder: str, project: str | None) -> tuple[Tracker, Callable[[]
 
 def _wandb(folder: str, project: str | None) -> tuple[Tracker, Callable[[], Any]]:
     wandb = _package("wandb")
-    run_id = _kept(folder, "wandb_run_id", lambda: secrets.token_hex(8))
+    run_id = _stored_run_id(folder, "wandb_run_id", lambda: secrets.token_hex(8))
     local = None if is_url(folder) else folder
     run = wandb.init(project=project, id=run_id, resume="allow", dir=local)
     # Its own step may only grow, and a restart repeats the steps since the last checkpoint.
@@ -163,7 +163,7 @@ def _mlflow(folder: str, project: str | None) -> tuple[Tracker, Callable[[], Any
         name = os.path.basename(folder.rstrip("/"))
         return str(client.create_run(experiment.experiment_id, run_name=name).info.run_id)
 
-    run_id = _kept(folder, "mlflow_run_id", make)
+    run_id = _stored_run_id(folder, "mlflow_run_id", make)
     client.update_run(run_id, status="RUNNING")
 
     def write(metrics: dict[str, float], step: int) -> None:
