@@ -158,7 +158,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
             if order is None:
                 return divided(lambda: rows_of(x, topology))
             found = rows_of(x, topology)
-            return _taken(found.sharding)(found, order)
+            return _reorder(found.sharding)(found, order)
 
         return jax.tree.map(rows, element, is_leaf=is_distributed)
 
@@ -175,7 +175,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
 
 
 @cached_until_resize
-def _taken(sharding: Any) -> Any:
+def _reorder(sharding: Any) -> Any:
     return jax.jit(lambda x, order: x[order], out_shardings=sharding)
 
 
