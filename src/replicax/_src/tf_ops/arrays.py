@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._src.base.tf_errors import InvalidArgumentError
-from replicax._src.tf_ops.core import StaticShape, as_tensor, axes, ints, kept, library, shaped
+from replicax._src.tf_ops.core import (
+    StaticShape,
+    as_tensor,
+    axes,
+    ints,
+    library,
+    result_dtype,
+    shaped,
+)
 
 
 def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
@@ -72,7 +80,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
         >>> tf.cast(2.7, jnp.int32)
         Array(2, dtype=int32)
     """
-    value, wanted = as_tensor(x), kept(dtype)
+    value, wanted = as_tensor(x), result_dtype(dtype)
     if value.dtype.kind == "c" and wanted.kind != "c":
         value = value.real
     if value.dtype.kind == "f" and wanted.kind in "iu":
@@ -87,7 +95,7 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
         >>> tf.saturate_cast(300.0, jnp.uint8)
         Array(255, dtype=uint8)
     """
-    x, wanted = as_tensor(value), kept(dtype)
+    x, wanted = as_tensor(value), result_dtype(dtype)
     if wanted.kind in "iu":
         info = np.iinfo(wanted)
         x = library(x).clip(x, info.min, info.max)
@@ -336,7 +344,7 @@ def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: 
         >>> tf.zeros([2])
         Array([0., 0.], dtype=float32)
     """
-    return library().zeros(ints(shape), kept(dtype))
+    return library().zeros(ints(shape), result_dtype(dtype))
 
 
 def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
@@ -346,7 +354,7 @@ def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: A
         >>> tf.ones([2], jnp.int32)
         Array([1, 1], dtype=int32)
     """
-    return library().ones(ints(shape), kept(dtype))
+    return library().ones(ints(shape), result_dtype(dtype))
 
 
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
@@ -356,7 +364,7 @@ def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: A
         >>> tf.zeros_like(jnp.ones(2))
         Array([0., 0.], dtype=float32)
     """
-    return library().zeros_like(as_tensor(input), kept(dtype))
+    return library().zeros_like(as_tensor(input), result_dtype(dtype))
 
 
 def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
@@ -366,7 +374,7 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: An
         >>> tf.ones_like(jnp.zeros(2))
         Array([1., 1.], dtype=float32)
     """
-    return library().ones_like(as_tensor(input), kept(dtype))
+    return library().ones_like(as_tensor(input), result_dtype(dtype))
 
 
 def eye(
@@ -385,7 +393,7 @@ def eye(
     """
     xp, rows = library(), int(num_rows)
     columns = rows if num_columns is None else int(num_columns)
-    made = xp.eye(rows, columns, dtype=kept(dtype))
+    made = xp.eye(rows, columns, dtype=result_dtype(dtype))
     return xp.broadcast_to(made, (*ints(batch_shape), rows, columns))
 
 
@@ -406,7 +414,7 @@ def one_hot(
     """
     xp, x = library(indices), as_tensor(indices)
     known = next((as_tensor(v).dtype for v in (on_value, off_value) if v is not None), np.float32)
-    kind = kept(known if dtype is None else dtype)
+    kind = result_dtype(known if dtype is None else dtype)
     place = -1 if axis is None else axis
     is_on = xp.expand_dims(x, place)
     rank = is_on.ndim
@@ -435,7 +443,7 @@ def range(
     known = [
         v.item() if hasattr(v, "item") and not isinstance(v, jax.core.Tracer) else v for v in values
     ]
-    return library().arange(*known, dtype=kept(kind))
+    return library().arange(*known, dtype=result_dtype(kind))
 
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any = 0) -> Any:
@@ -447,7 +455,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any
     """
     first, last = as_tensor(start), as_tensor(stop)
     dtype = first.dtype if first.dtype.kind == "f" else np.float64
-    return library(first).linspace(first, last, int(num), axis=axis, dtype=kept(dtype))
+    return library(first).linspace(first, last, int(num), axis=axis, dtype=result_dtype(dtype))
 
 
 def meshgrid(*args: Any, **kwargs: Any) -> Any:
@@ -760,7 +768,7 @@ def sequence_mask(
     """
     length = as_tensor(lengths)
     most = int(np.max(np.asarray(length))) if maxlen is None else int(maxlen)
-    return (library(length).arange(most) < length[..., None]).astype(kept(dtype))
+    return (library(length).arange(most) < length[..., None]).astype(result_dtype(dtype))
 
 
 def argsort(
@@ -809,11 +817,11 @@ def searchsorted(
     """
     rows, wanted = as_tensor(sorted_sequence), as_tensor(values)
     if rows.ndim == 1:
-        return library(rows).searchsorted(rows, wanted, side=side).astype(kept(out_type))
+        return library(rows).searchsorted(rows, wanted, side=side).astype(result_dtype(out_type))
     order = rows.reshape(-1, rows.shape[-1])[:, None, :]
     asked = wanted.reshape(-1, wanted.shape[-1])[:, :, None]
     before = order < asked if side == "left" else order <= asked
-    return before.sum(-1).reshape(wanted.shape).astype(kept(out_type))
+    return before.sum(-1).reshape(wanted.shape).astype(result_dtype(out_type))
 
 
 def unique(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Any:

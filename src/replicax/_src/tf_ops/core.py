@@ -39,7 +39,7 @@ def shaped(result: Any, *values: Any) -> Any:
     return result
 
 
-def kept(dtype: Any) -> Any:
+def result_dtype(dtype: Any) -> Any:
     """Return the dtype that arrays have if ``dtype`` is asked for."""
     if dtype is None:
         return None
@@ -59,7 +59,7 @@ def as_tensor(value: Any, dtype: Any = None, xp: Any = None) -> Any:
             dtype = np.int64
         if made.dtype.kind in "SUO":  # strings stay on the host
             return np.asarray(value, object)
-    return shaped(xp.asarray(value, kept(dtype)), value)
+    return shaped(xp.asarray(value, result_dtype(dtype)), value)
 
 
 def _has_arrays(value: Any) -> bool:

@@ -9,7 +9,7 @@ import jax.scipy.special as jsp
 import numpy as np
 
 from replicax._src.base.tf_errors import InvalidArgumentError
-from replicax._src.tf_ops.core import as_tensor, as_tensors, axes, kept, library, shaped
+from replicax._src.tf_ops.core import as_tensor, as_tensors, axes, library, result_dtype, shaped
 
 
 def _unary(name: str, x: Any) -> Any:
@@ -1187,7 +1187,7 @@ def count_nonzero(
     """
     value = as_tensor(input)
     made = library(value).sum(value != 0, axis=axes(axis), keepdims=bool(keepdims))
-    return made.astype(kept(dtype))
+    return made.astype(result_dtype(dtype))
 
 
 def zero_fraction(value: Any, name: str | None = None) -> Any:
@@ -1213,7 +1213,7 @@ def argmax(
     return (
         library(input)
         .argmax(as_tensor(input), 0 if axis is None else axis)
-        .astype(kept(output_type))
+        .astype(result_dtype(output_type))
     )
 
 
@@ -1229,7 +1229,7 @@ def argmin(
     return (
         library(input)
         .argmin(as_tensor(input), 0 if axis is None else axis)
-        .astype(kept(output_type))
+        .astype(result_dtype(output_type))
     )
 
 
@@ -1297,7 +1297,7 @@ def top_k(
         order = np.argsort(-value, -1, stable=True)[..., : int(k)]
         return TopK(np.take_along_axis(value, order, -1), order.astype(index_type))
     values, indices = jax.lax.top_k(value, int(k))
-    return TopK(values, indices.astype(kept(index_type)))
+    return TopK(values, indices.astype(result_dtype(index_type)))
 
 
 def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> Any:
@@ -1340,7 +1340,7 @@ def bincount(
     counted: Any = None if weights is None else as_tensor(weights).reshape(-1)
     made = library(value).bincount(known, counted, minlength=length + 1)[:length]
     made = (made > 0) if binary_output else made
-    return made.astype(kept(dtype) if weights is None else counted.dtype)
+    return made.astype(result_dtype(dtype) if weights is None else counted.dtype)
 
 
 def _is_traced(value: Any) -> bool:
@@ -1366,12 +1366,14 @@ def confusion_matrix(
     if num_classes is None:
         num_classes = int(max(np.max(np.asarray(real)), np.max(np.asarray(found)))) + 1
     xp, size = library(real), int(num_classes)
-    each = xp.ones(real.shape, kept(dtype)) if weights is None else as_tensor(weights, dtype)
+    each = (
+        xp.ones(real.shape, result_dtype(dtype)) if weights is None else as_tensor(weights, dtype)
+    )
     if xp is np:
         made = np.zeros((size, size), dtype)
         np.add.at(made, (real, found), each)
         return made
-    return jnp.zeros((size, size), kept(dtype)).at[real, found].add(each)
+    return jnp.zeros((size, size), result_dtype(dtype)).at[real, found].add(each)
 
 
 def invert_permutation(x: Any, name: str | None = None) -> Any:
@@ -1625,7 +1627,7 @@ def histogram_fixed_width_bins(
     low, high = (as_tensor(v, value.dtype) for v in value_range)
     xp = library(value)
     place = xp.floor((value - low) / (high - low) * nbins)
-    return xp.clip(place, 0, nbins - 1).astype(kept(dtype))
+    return xp.clip(place, 0, nbins - 1).astype(result_dtype(dtype))
 
 
 def histogram_fixed_width(
@@ -1639,4 +1641,4 @@ def histogram_fixed_width(
     """
     place = histogram_fixed_width_bins(values, value_range, nbins)
     xp = library(place)
-    return xp.bincount(place.reshape(-1), minlength=int(nbins)).astype(kept(dtype))
+    return xp.bincount(place.reshape(-1), minlength=int(nbins)).astype(result_dtype(dtype))

@@ -12,7 +12,7 @@ import numpy as np
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.state.variable import Variable
 from replicax._src.tf_ops.control import name_scope as _name_scope
-from replicax._src.tf_ops.core import as_tensor, kept
+from replicax._src.tf_ops.core import as_tensor, result_dtype
 
 
 class TensorShape(tuple[Any, ...]):
@@ -239,7 +239,7 @@ class TensorArray:
         self._size = 0 if size is None else int(size)
         self._array: Any = None
         if element_shape is not None and None not in tuple(element_shape) and self._size:
-            self._array = jnp.zeros((self._size, *element_shape), kept(self.dtype))
+            self._array = jnp.zeros((self._size, *element_shape), result_dtype(self.dtype))
 
     @property
     def element_shape(self) -> Any:
@@ -281,7 +281,7 @@ class TensorArray:
     def stack(self, name: str | None = None) -> Any:
         """Return all arrays as one, along a new first axis."""
         if self._array is None:
-            return jnp.zeros((self._size,), kept(self.dtype))
+            return jnp.zeros((self._size,), result_dtype(self.dtype))
         return self._array
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
