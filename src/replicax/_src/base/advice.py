@@ -58,7 +58,7 @@ def advise(error: Exception) -> Exception:
 def advise_caller(
     error: Exception, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception:
-    """Return ``error``, with a note if it is that ``fn`` does not take these arguments."""
+    """Return `advise` of ``error``, with a note if ``fn`` does not take these arguments."""
     if isinstance(error, TypeError) and not _takes(fn, args, kwargs):
         count = f"{len(args)} argument" + "s" * (len(args) != 1)
         note = f"`strategy.run` passed {count} to {fn.__name__}{inspect.signature(fn)}."

@@ -80,7 +80,7 @@ def canonical_dtype(dtype: Any) -> Any:
 
 
 def default_dtype(dtype: Any) -> Any:
-    """Return the dtype that JAX uses for a default of TensorFlow: no warning if it is narrower."""
+    """Return the dtype that JAX uses in place of a default of TensorFlow, without a warning."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
 

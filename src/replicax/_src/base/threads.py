@@ -144,6 +144,8 @@ class DeferredSignals:
         if found != self._seen:
             self._learn(found)
         self._depth = 0
+        # Set the owner first: without one, a stand-in takes itself for a leftover and removes
+        # itself.
         claim = map(setattr, (self,), ("_owner",), (frame,))
         try:
             _exhaust(chain(claim, map(_set, self._real, repeat(self._stand_in))))

@@ -162,7 +162,7 @@ class OutputSplitter:
         return max(0.0, self._since + _SOON - time.monotonic()) if self._size else None
 
     def _show(self, piece: bytes) -> None:
-        """Write a piece of a line to the log and the console, without noise."""
+        """Write a piece of a line to the log, and to the console unless it matches `_NOISE`."""
         plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
         self._log.write(plain)
         text = plain.decode(errors="replace")

@@ -174,7 +174,7 @@ def _gradient(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 
 def _control_flow(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Add the sum over the replicas in each iteration but the odd ones."""
+    """Check `cond` in `scan`: even iterations add a sum over the replicas to a variable."""
     with strategy.scope():
         total = Variable(jnp.zeros(3))
 
@@ -196,7 +196,7 @@ def _control_flow(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, A
 
 
 def _on_read(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Count rows on each replica; reading the count adds them up."""
+    """Check ON_READ variables: each replica counts its rows, and a read sums the counts."""
     with strategy.scope():
         on_read = VariableSynchronization.ON_READ
         count = Variable(0.0, synchronization=on_read, aggregation=VariableAggregation.SUM)
@@ -207,7 +207,7 @@ def _on_read(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 
 def _random(strategy: Any, compiled: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Draw other numbers on each replica, and the same by a program of one device."""
+    """Check random numbers: each replica's must equal those drawn on one device with its key."""
 
     def step(key: Any) -> Any:
         replica = get_replica_context()

@@ -194,7 +194,10 @@ def _tf_config_signs(env: Env) -> Iterator[str]:
 
 
 def _unknown_launchers(env: Env) -> Iterator[str]:
-    """Yield counts above 1 of which there is a rank: a number below it, with the same prefix."""
+    """Yield pairs of variables that look like a launcher's number of processes and a rank.
+
+    That is a count above 1, and a smaller number under a name with the same prefix.
+    """
     known = _COUNTS_AND_RANKS.keys() | _COUNTS_AND_RANKS.values()
     names = [name for name in env if name not in known and not _OTHER_NAMES.match(name)]
     ranks = [(name, *key) for name in names if (key := _prefix_and_unit(name, _RANK_NAMES))]

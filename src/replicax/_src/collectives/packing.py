@@ -197,6 +197,7 @@ def _runtime_offsets(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[ja
     per array. (On CPUs XLA drops an `optimization_barrier` before it looks for equal code, hence
     the `cond`.) Both branches return the same numbers.
     """
+    # The condition is a number that XLA does not know; `real`, as complex numbers have no order.
     offsets: Any = jax.lax.platform_dependent(
         flat[0].real > 0,
         cpu=lambda chosen: jax.lax.cond(chosen, lambda: numbers, lambda: numbers),

@@ -28,6 +28,7 @@ from replicax._src.base.managers import contextmanager
 from replicax._src.base.threads import deferred_signals, new_thread
 from replicax._src.collectives.consistency import Call, difference
 
+# JAX's settings that a `with` block changes for one thread; a new thread has the global ones.
 _SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "jax_enable_x64": jax.enable_x64,
     "jax_debug_nans": jax.debug_nans,
@@ -66,6 +67,7 @@ _SAME_CALLS = (
 )
 
 
+# A BaseException, as `except Exception` in a replica function must not catch it and go on.
 class Abandoned(BaseException):
     """Ends a replica that waits for one that failed; never visible to users."""
 
@@ -156,6 +158,7 @@ class Rendezvous:
                 pass
             except BaseException as error:
                 failure = error
+            # All at once: `run` ends when each replica has a result, and must see a failure first.
             with self._changed:
                 self._running[replica] = False
                 self._results[replica] = result
@@ -185,6 +188,7 @@ class Rendezvous:
                 if left <= 0:
                     raise ReplicaError(self._timeout_message(min(limits)))
                 self._changed.wait(min(left, _POLL_SECONDS))
+            # Before the condition: the other replicas may wait for the failed one forever.
             if self._failure:
                 replica, error = self._failure
                 error.add_note(f"Raised in replica {replica} of {self._size}.")
@@ -200,6 +204,7 @@ class Rendezvous:
                 return
             self._check(offers)
         order = range(self._size)
+        # Without the lock, and with signals: a merge_fn is code of the user, and may take long.
         try:
             answers = deferred_signals.let_in(
                 lambda: offers[0].settle([offers[r].value for r in order])

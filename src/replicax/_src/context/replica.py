@@ -342,7 +342,9 @@ class ReplicaContext:
         return id(value) in self._local_means
 
     def warn_summed_means(self, lines: Sequence[str]) -> None:
-        """Warn that gradients of means over one replica's rows are summed, unless it was done.
+        """Warn that gradients of means over one replica's rows are summed.
+
+        There is no warning if `note_local_mean` was called, whose means have one of their own.
 
         Args:
             lines: Where the means are computed, as "file:line"; "" if that is not known.

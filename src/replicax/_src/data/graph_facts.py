@@ -42,7 +42,7 @@ class Known:
         self._traced = None if value is None else TraceOutcome(Verdict.PROVED, value)
 
     def elsewhere(self) -> "Known":
-        """Return the value for the same node over another input: itself only if declared."""
+        """Return the property of the node with another input: not known unless declared."""
         return self if self._is_declared else Known()
 
     def get(self, learn: Callable[[], Any]) -> Any:

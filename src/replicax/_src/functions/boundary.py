@@ -245,7 +245,10 @@ class IteratorArgument(Ahead):
 
 
 def with_iterator_arguments(leaves: Sequence[Any]) -> list[Any]:
-    """Return the arguments with each iterator replaced by a placeholder for any call's."""
+    """Return the arguments with each iterator replaced by a placeholder.
+
+    A program that was traced with the placeholders serves calls with other iterators.
+    """
     placeholders: dict[int, IteratorArgument] = {}
     return [
         placeholders.setdefault(id(x), IteratorArgument(x, i)) if isinstance(x, Ahead) else x

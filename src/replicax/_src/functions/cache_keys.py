@@ -214,7 +214,7 @@ def slot_names(kind: Any, known: Any = ()) -> list[str]:
 
     Args:
         kind: A class.
-        known: Classes whose own slots are left out, with those of Python's own subclasses.
+        known: Bases to leave out. If there are any, those from the standard library are too.
     """
     found = []
     for base in kind.__mro__:

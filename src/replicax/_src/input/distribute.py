@@ -315,7 +315,11 @@ def _zip_sources(streams: list[Iterator[Any]]) -> Iterator[Step]:
 
 
 def _leading_size(spec: Any, share: Share, cardinality: int) -> int | bool | None:
-    """Return the first axis of each part: its size, True if as in `spec`, None if it varies."""
+    """Return the size of the first axis of each replica's part of an element.
+
+    Returns:
+        True if it is the size in `spec`; None if it varies.
+    """
     if share.total == 1:
         return True
     if share.workers > 1 and cardinality != INFINITE_CARDINALITY:

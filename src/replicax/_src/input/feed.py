@@ -85,6 +85,7 @@ class Feed:
     def _single(self, x: Any) -> Any:
         if not _is_numeric(x):
             return x
+        # Uncommitted, so that programs may combine it with arrays on other devices.
         return uncommitted(jax.device_put(self._stage(np.asarray(x)), self._device(0)))
 
     def _uneven(self, parts: tuple[Any, ...]) -> Any:
@@ -140,6 +141,8 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
+        # A deque, as its operations are atomic: memory comes back in whichever thread drops the
+        # last reference. If it is full, an append drops a buffer at the other end.
         self._free: deque[bytearray] = deque(maxlen=_MAX_SPARE)
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: int = 1) -> np.ndarray:
@@ -198,6 +201,8 @@ class Prefetch:
         depth: int,
         stop: threading.Event | None = None,
     ) -> None:
+        # A token in `_room` for each element that may still be put into `_ready`: a bounded queue
+        # made of two whose operations are C calls. (`Queue` has locks in Python code.)
         self._ready: SimpleQueue[Any] = SimpleQueue()
         self._room: SimpleQueue[None] = SimpleQueue()
         for _ in range(max(depth, 1)):
@@ -261,6 +266,7 @@ def _produce(
     try:
         elements = make()
         try:
+            # An element is made before there is room for it, so one more than `depth` is ahead.
             for element in catch_failures(elements):
                 room.get()
                 if stop.is_set():

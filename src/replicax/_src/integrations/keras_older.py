@@ -1,4 +1,7 @@
-"""Keras 2's preprocessing, which Keras 3 has where TensorFlow finds it: `compat.preprocessing`."""
+"""`replicax.compat.preprocessing`: Keras 2's preprocessing classes and functions.
+
+Keras 3 still has them, in the package from which TensorFlow takes its `tf.keras`.
+"""
 
 import importlib
 from typing import Any
@@ -30,7 +33,7 @@ def part(name: str) -> Any:
 
 
 def find(name: str) -> Any:
-    """Return a name of `replicax.compat.preprocessing`."""
+    """Return a class or function; the ``__getattr__`` of `replicax.compat.preprocessing`."""
     if name in NAMES:
         return part(name)
     raise AttributeError(f"module 'replicax.compat.preprocessing' has no attribute {name!r}")

@@ -77,7 +77,7 @@ def _entering(name: str) -> Callable[[Any], Any]:
 def _warn_of_unused_strategy(model: Any, method: str) -> None:
     """Warn that `fit` uses one device, if a strategy for several exists.
 
-    A program that has used any strategy knows of scopes: its model outside of them is meant.
+    There is no warning after a strategy was used: then a model outside of scopes is intended.
     """
     if method != "fit" or StrategyBase.is_any_used:
         return

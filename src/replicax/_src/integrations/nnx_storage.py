@@ -56,9 +56,9 @@ class _LocalValue:
 
 
 class _NonArrayValue:
-    """The slot content of a variable that was backed by an `rx.Variable` until a non-array value.
+    """The slot content of an NNX variable that got a value that is not an array.
 
-    It keeps the former backing variable for when an array is assigned again.
+    It keeps the `rx.Variable` that backed the variable before, for the next array.
     """
 
     __slots__ = ("backing", "value")

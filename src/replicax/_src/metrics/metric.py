@@ -83,7 +83,7 @@ class Metric:
             variable.assign(jnp.zeros(variable.shape, self.dtype))
 
     def reset_states(self) -> None:
-        """Call `reset_state`, of which this is the older name."""
+        """Call `reset_state`; this is its name in older versions of TensorFlow."""
         self.reset_state()
 
     def add(self, variable: Variable, amount: Any) -> None:

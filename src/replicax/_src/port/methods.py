@@ -67,7 +67,10 @@ def rewritten_call(call: cst.Call, functions: Collection[str]) -> cst.BaseExpres
 
 
 def _without_call(call: cst.Call, name: str, receiver: cst.BaseExpression) -> Any:
-    """Return what stands for a method without arguments that is none here."""
+    """Return the replacement of a call without arguments: ``x.shape`` for ``x.get_shape()``.
+
+    None if the method is not one that JAX or Keras 3 has as an attribute or a function.
+    """
     if name == "as_list":
         return cst.Call(cst.Name("list"), [cst.Arg(receiver)], lpar=call.lpar, rpar=call.rpar)
     if name == "get_shape":
@@ -90,7 +93,7 @@ def _decoded(call: Any) -> cst.BaseExpression:
 
 
 def is_empty(call: cst.CSTNode, functions: Collection[str]) -> bool:
-    """Whether a statement only says what JAX knows: ``x.set_shape(shape)``."""
+    """Whether a call has no effect with JAX, and can be removed: ``x.set_shape(shape)``."""
     is_shape = m.matches(call, m.Call(m.Attribute(attr=m.Name("set_shape")), args=[m.Arg()]))
     return is_shape and "set_shape" not in functions
 

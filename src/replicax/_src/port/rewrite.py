@@ -360,7 +360,7 @@ class _Rewriter(cst.CSTTransformer):
         return new
 
     def _as_value(self, path: str, row: Row) -> Same | Untranslated:
-        """Return the function that a row stands for, to be passed on or called with anything."""
+        """Return a function for a name that is used as a value, or called in an unusual way."""
         if row.bare and not self._in_elements[-1]:
             return Same(row.bare, caveat=row.caveat)
         return self._rules.function(path) or Untranslated(f"Write `{row.target}`.")
@@ -668,7 +668,7 @@ class _Rewriter(cst.CSTTransformer):
         return result.with_changes(leading_lines=[*result.leading_lines, *comments])
 
     def _empty_statement(self, node: cst.SimpleStatementLine) -> Any:
-        """Return what stands for a statement of which nothing is left."""
+        """Return the replacement of a statement that becomes empty: none, an import or ``pass``."""
         parent: Any = self.get_metadata(ParentNodeProvider, node)
         is_outermost = isinstance(parent, cst.Module)
         is_import = m.matches(node.body[0], m.Import() | m.ImportFrom())

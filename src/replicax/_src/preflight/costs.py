@@ -73,7 +73,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Sent:
-    """The sums of some collectives; see `Collective`."""
+    """Totals over several collectives of one kind; `Collective` describes the fields."""
 
     count: int = 0
     bytes: int = 0

@@ -177,9 +177,9 @@ class Cell:
         return stored
 
     def note_copies(self, copies: Callable[[], Any]) -> None:
-        """Record what else this worker has of the present value; see `copies`.
+        """Record copies of other workers' parts of the present value, which `copies` returns.
 
-        A resize needs it: what a lost worker has is lost with it.
+        A resize takes the part of a lost worker from them.
         """
         self.copies = (self.value, copies)
 

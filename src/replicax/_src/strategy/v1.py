@@ -204,7 +204,7 @@ class Strategy(StrategyBase):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `run`, of which this is the name in TensorFlow 2.0."""
+        """Call `run`; this is its name in TensorFlow 2.0."""
         _deprecated("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
@@ -274,7 +274,7 @@ class Strategy(StrategyBase):
         return numpy_dataset(numpy_input)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """Call `experimental_local_results`, of which this is an older name.
+        """Call `experimental_local_results`; this is its older name.
 
         Example:
             >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -305,7 +305,7 @@ class Strategy(StrategyBase):
             )
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
-        """Call `extended.colocate_vars_with`, of which this is the older location."""
+        """Call `extended.colocate_vars_with`, where newer programs find this method."""
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:

@@ -201,12 +201,15 @@ class CheckpointManager:
         return None
 
     def hand_over(self, path: str) -> None:
-        """Write the state to ``path``, for workers that join; not one of the checkpoints."""
+        """Write the state to ``path``, from which joining workers restore it.
+
+        The manager does not count it among its checkpoints.
+        """
         self.sync()
         self._checkpoint.write(path)
 
     def take_over(self, path: str) -> None:
-        """Restore the state that the others wrote to ``path``; list their checkpoints again."""
+        """Restore the state that `hand_over` wrote on other workers; list the checkpoints again."""
         self._checkpoint.read(path)
         self._times = self._listed()
 

@@ -162,7 +162,7 @@ class Notice:
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._on_signal:
+            if signal.getsignal(number) == self._on_signal:  # the program may have set another
                 signal.signal(number, handler)
 
     def finish(self) -> None:
@@ -190,6 +190,7 @@ class Notice:
             log.warning("Slurm job %s is requeued.", requeue.job())
 
     def _on_signal(self, number: int, frame: Any) -> None:
+        # Only note the signal, in the middle of a step: `is_due` acts between two steps.
         if self._is_late and not self._reached.is_set():  # sent by `_give_up`
             exit_preempted()
         if not self._signalled:

@@ -304,7 +304,7 @@ class Group:
         """Report that the state is restored, and wait for the next generation's start message.
 
         Raises:
-            RollCallError: If they went on without this worker.
+            RollCallError: If the other workers went on without this one.
         """
         self._wire.send({"newcomer": "restored"})
         with self._changed:

@@ -102,6 +102,8 @@ class Hub:
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
         """Serve until the last worker has left, the roll call failed, or ``why_end()`` is given."""
         while not self._is_over():
+            # Messages first: if the hub itself was stopped for a while, heartbeats wait there, and
+            # their senders must not count as silent.
             for connection in self._acceptor.poll(_TICK):
                 self._receive(connection)
             self._acceptor.drop_stale()
@@ -309,7 +311,7 @@ class Hub:
         self._candidates.dismiss(text)
         self._acceptor.broadcast(Report(kind, None, text).to_message())
         self._add_news(text)
-        self._is_broken = True
+        self._is_broken = True  # after the news, which keep the first failure only
 
     def _start(self, last: int = 0) -> None:
         """Send the start message with the facts of all workers.
@@ -323,6 +325,7 @@ class Hub:
         self._size = len(members)
         if self._keeper:
             self._keeper.watch(members)
+        # The time for which the first workers waited for the last ones must not count as silence.
         now = time.monotonic()
         for member in self._members.values():
             member.progress.heard = member.progress.moved = now
@@ -350,6 +353,8 @@ class Hub:
         """Handle a message of a worker that has joined."""
         match message:
             case {"ping": ping}:
+                # Each generation counts its collectives from 0. A ping of an earlier one says no
+                # more than that the worker is alive.
                 if message.get("generation", 0) == self._resizes.generation:
                     member.progress.note(ping)
                 member.progress.heard = time.monotonic()
@@ -433,13 +438,15 @@ class Hub:
         if self._resizes.cause and not silent:
             limit = max(self._options.step_timeout, 20 * max(p.pace for p in workers.values()))
             silent = self._resizes.late(workers, limit)
-        for index, seconds in silent:
+        for index, seconds in silent:  # one at a time: the run then ends, or goes on without it
             self._give_up(
                 index,
                 f"it has not answered for {seconds:.0f} s, so that its process is stopped, or its"
                 " machine or network is down",
             )
             return
+        # The cause before its consequence: others wait in a collective for a worker whose file I/O
+        # has stalled, so it looks stuck too.
         limits = self._options.step_timeout, self._options.disk_timeout
         if hangs := watchdog.hanging(workers, limits[1]):
             self._report_hanging(*hangs)
@@ -504,7 +511,7 @@ class Hub:
         if self._may_go_on(index) and not quietly and not self._is_broken:
             self._shrink(index, reports.shrunk(name, step, why, left) + self._must_wait(left))
             return
-        self._acceptor.close()
+        self._acceptor.close()  # frees the address: a launcher may restart all workers at once
         text = reports.gone(name, step, why)
         self._candidates.dismiss(_FINISHES if quietly else text)
         self._acceptor.broadcast(
@@ -589,7 +596,7 @@ class Hub:
         if self._is_broken or not self._resizes.is_ready(self._members):
             return
         if self._candidates.are_restoring():
-            return
+            return  # this is called again when they are done, or lost
         last = self._resizes.last()
         if last is None:
             self._cannot_resize(min(self._members), "the survivors ended different steps.")
@@ -769,5 +776,7 @@ def main() -> None:
 
     with _registered(options):
         hub.serve(lambda: owner.why_end(None if hub.has_started else on_exit))
+    # While a worker is connected, such as one that was given up, do not wait for it: the keeper
+    # outlives the hub until the last one has exited.
     if hub.is_deserted():
         keeper.end()

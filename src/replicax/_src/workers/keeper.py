@@ -66,6 +66,8 @@ class Keeper:
         self._pipe, far = socket.socketpair()
         self._duplicates: list[int] = []
         self.pid = os.fork()
+        # The child closes the hub's connections: they would stay open when the hub ends, and the
+        # workers would not notice that.
         if self.pid == 0:
             for one in (*inherited, self._pipe):
                 os.close(one if isinstance(one, int) else one.fileno())
@@ -75,7 +77,7 @@ class Keeper:
         self.fault = message.removeprefix(_FAULT).decode() if message.startswith(_FAULT) else ""
         self.address = "" if self.fault else message.decode()
         self._is_alive = bool(self.address)
-        self._pipe.setblocking(False)
+        self._pipe.setblocking(False)  # from here on a stopped keeper must not block the hub
         self._silent, self._looked = 0.0, time.monotonic()
 
     def why_lost(self, patience: float) -> str:
@@ -106,7 +108,7 @@ class Keeper:
         if self._silent < max(patience, _SILENCE):
             return ""
         self._is_alive = False
-        os.kill(self.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)  # the only signal that ends a stopped process
         return f"it was ended, as it had not answered for {patience:.0f} s: it was stopped"
 
     def watch(self, members: list[dict[str, Any]]) -> None:
@@ -130,7 +132,7 @@ class Keeper:
             self._pipe.send(_STAND_IN + str(rank).encode() + b"\n")
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that the hub holds for this keeper."""
+        """Return the open descriptors of this object: its pipe, and duplicated connections."""
         return [self._pipe.fileno(), *self._duplicates]
 
     def retire(self) -> None:
@@ -277,6 +279,8 @@ class _Orders:
 def _serve_hub(hub: socket.socket, port: int, size: int, orders: _Orders) -> None:
     """Follow the hub's messages until it ends; send it heartbeats and duplicates of connections."""
     sent: set[int] = set()
+    # Look often until every worker has connected: the loss of a connection of which the hub has no
+    # duplicate would abort its worker. A duplicate has the inode of its socket.
     while True:
         hub.settimeout(_LOOK_EVERY if len(sent) < size else _TELL_EVERY)
         if not orders.follow():
@@ -293,6 +297,8 @@ def _serve_hub(hub: socket.socket, port: int, size: int, orders: _Orders) -> Non
 def _start_service(host: str, size: int, bind: str | None, port: int) -> tuple[Any, str]:
     """Start the coordination service; return it and its address."""
     shown = f"[{host}]" if ":" in host else host
+    # JAX's service takes an address and no socket, so find a free port first. If another process
+    # takes it in between, the start fails with an error.
     with wire.listen(wire.bound_address(f"{shown}:{port}", bind)) as free:
         address = f"{shown}:{free.getsockname()[1]}"
     service = jaxlib.coordination_service(wire.bound_address(address, bind), size)

@@ -295,7 +295,7 @@ class CacheNode(PassingNode):
 
     @property
     def gives_places(self) -> bool:
-        """False: only some filled caches are random-access sources."""
+        """Always False: only some filled caches are random-access sources."""
         return False
 
     @property

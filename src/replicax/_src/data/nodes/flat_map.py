@@ -78,7 +78,7 @@ class DatasetFunctionNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """True: the functions."""
+        """Always True: reading calls the function that returns datasets."""
         return True
 
 

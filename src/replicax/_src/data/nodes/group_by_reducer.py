@@ -63,7 +63,7 @@ class GroupByReducerNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """True: the key function and the reducer."""
+        """Always True: reading calls the key function and the reducer."""
         return True
 
     @property

@@ -272,7 +272,7 @@ class PredicateNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """True: the predicate."""
+        """Always True: reading calls the predicate."""
         return True
 
 

@@ -29,7 +29,7 @@ class PrefetchNode(PassingNode):
 
     @property
     def gives_places(self) -> bool:
-        """False: the thread has read the elements."""
+        """Always False: the thread reads elements, so blocks contain data."""
         return False
 
     @property

@@ -94,7 +94,7 @@ class _FunctionNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """True: the function."""
+        """Always True: reading calls the function."""
         return True
 
 
@@ -242,7 +242,7 @@ class UniqueNode(PassingNode):
 
     @property
     def gives_places(self) -> bool:
-        """False: elements have been read to compare them."""
+        """Always False: elements are read to compare them, so blocks contain data."""
         return False
 
     def open(self, run: Run) -> Stream:

@@ -50,12 +50,12 @@ class SnapshotNode(PassingNode):
 
     @property
     def gives_places(self) -> bool:
-        """False: elements are read from disk."""
+        """Always False: elements are read from disk, so blocks contain data."""
         return False
 
     @property
     def calls_user_code(self) -> bool:
-        """True: `shard` and `reader`."""
+        """Always True: reading calls `shard` and `reader`."""
         return True
 
     @property

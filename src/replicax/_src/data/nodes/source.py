@@ -92,7 +92,7 @@ class RangeNode(SourceNode):
 
     @property
     def gives_places(self) -> bool:
-        """True: numbers are computed when they are read."""
+        """Always True: blocks are indices, and numbers are computed when they are read."""
         return True
 
     @property
@@ -165,7 +165,7 @@ class SlicesNode(SourceNode):
 
     @property
     def gives_places(self) -> bool:
-        """True: rows are copied when they are read."""
+        """Always True: blocks are indices, and rows are copied when they are read."""
         return True
 
     @classmethod
@@ -311,7 +311,7 @@ class GeneratorNode(SourceNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """True: a generator must not be advanced further than requested."""
+        """Always True: a generator must not be advanced further than requested."""
         return True
 
     def open(self, run: Run) -> Stream:

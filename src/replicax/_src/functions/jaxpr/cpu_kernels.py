@@ -158,6 +158,7 @@ def _gradient(source: jax.Array, operand: jax.Array, **params: Any) -> jax.Array
     """Return `source` scattered to the winning position of each window; overlaps are summed."""
     select_prim, padding = params["select_prim"], params["padding"]
     window, strides = params["window_dimensions"], params["window_strides"]
+    # Padding must never win, which is larger or smaller than all numbers.
     x = _padded(operand, -jnp.inf if select_prim is lax.ge_p else jnp.inf, padding)
     best, *others = _places(x, window, strides)
     winner = lax.full(source.shape, 0, jnp.int32)

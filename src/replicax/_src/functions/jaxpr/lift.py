@@ -70,7 +70,7 @@ class Lifted:
         return as_function(self.jaxpr, list(consts))
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
-        """Call it with the reads of `level`, apply its writes there, and return its results."""
+        """Call the function on the values of variables at `level`; write the new values there."""
         results = self.call(*args, *(as_input(level.read(c), c) for c in self.reads))
         for cell, value in zip(self.writes, results[self.num_outs :], strict=True):
             level.write(cell, from_output(value, cell))
@@ -98,6 +98,7 @@ def lift(
     def traced(*xs: Any) -> list[Any]:
         with level.active(), inside():
             outs = list(body(*xs))
+        # After the block, because callbacks at its exit may still write variables.
         counts.append(len(outs))
         starts = [start for _, start in level.created]
         # Initial values come last: `store_initial_values` takes them, and they are dropped below.
@@ -320,7 +321,7 @@ def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
     with concrete():
         try:
             return call()
-        except NameError:
+        except NameError:  # which JAX raises for an axis that is not there: the replica axis
             if not draws:
                 return None
         topology = next(iter(level.topologies), None)
@@ -433,7 +434,7 @@ def number_collectives(
             describe = collectives[equation.primitive]
             found.append(describe(params, [x.aval for x in equation.invars]))
             return equation.replace(params=params)
-        if effect in equation.effects:
+        if effect in equation.effects:  # as of every equation whose functions contain collectives
             return with_inner(equation, lambda jaxpr: with_equations(jaxpr, change))
         return equation
 

@@ -66,7 +66,7 @@ def summed_local_means(
 
 
 class _Walk:
-    """One walk over a replica function.
+    """The analysis of one replica function, by a walk over its jaxpr.
 
     Attributes:
         means: Where the means are.
@@ -120,7 +120,7 @@ class _Walk:
     def _state(
         self, equation: Any, name: str, states: list[int | None], varies: Callable[[Any], bool]
     ) -> int | None:
-        """Return how the results of one equation depend on the cotangent."""
+        """Return how the results of an operation that calls no function depend on the cotangent."""
         first = states[0]
         if name in _UNARY:
             return first
@@ -178,7 +178,7 @@ class _Walk:
     def _call(
         self, equation: Any, states: list[int | None], varies: Callable[[Any], bool]
     ) -> list[int | None]:
-        """Walk a called function whose parameters are those of the equation."""
+        """Analyse the function that an equation calls; None for results of unknown signatures."""
         for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
             inner = equation.params.get(key)
             jaxpr = getattr(inner, "jaxpr", inner)
@@ -188,7 +188,7 @@ class _Walk:
 
 
 def _joined(states: Sequence[int | None]) -> int | None:
-    """Return the state of a value that is made of parts of others."""
+    """Return how a value depends on the cotangent that is the sum, or a combination, of others."""
     known = [s for s in states if s is not None]
     return _OTHER if _UNIT in known and max(known) == _UNIT else max(known, default=None)
 

@@ -78,6 +78,8 @@ def on_shards(
 class _Link:
     """An elementwise operation of one array and constants, one step of `_Sum.chain`."""
 
+    # Compared by identity (`eq=False`): forms are dictionary keys, and equations cannot be hashed
+    # by value.
     equation: jaxprs.JaxprEqn
 
     @property
@@ -148,13 +150,13 @@ class _Environment:
         self._layouts: dict[jaxprs.Var, ShardLayout] = {}
 
     def put(self, v: jaxprs.Var, form: _Form, x: Any) -> None:
-        """Store a value."""
+        """Store the value of a variable in one form."""
         self._known[v, form] = x
         if isinstance(form, ShardLayout):
             self._layouts[v] = form
 
     def get(self, x: Any, form: _Form) -> Any:
-        """Return a value, converted from another form if need be."""
+        """Return the value of a variable in one form, converted from another one if need be."""
         if isinstance(x, jaxprs.Literal):
             return x.val
         if (x, form) not in self._known:
@@ -216,6 +218,8 @@ class _ShardedJaxpr:
         if varying is not None:
             inputs = dict(zip(jaxpr.invars, varying, strict=True))
             self._varies = varying_values(equations, inputs)
+        # A reduction in the loss is better computed on the whole value if that is gathered anyway.
+        # Only a plan shows what is gathered, so a second one is made with the result of the first.
         self._whole = frozenset[Any]()
         has_losses = self._plan(equations)
         self._whole = frozenset(v for v in self._shards.layouts if None in self._forms(v))
@@ -250,7 +254,10 @@ class _ShardedJaxpr:
         return self._forms(self._jaxpr.invars[i])
 
     def _compute(self, equations: list[jaxprs.JaxprEqn], values: _Environment) -> None:
-        """Compute the pending equations on whole arrays: together, which keeps their lines."""
+        """Evaluate equations on whole arrays, and remove them from the list.
+
+        They are evaluated as one jaxpr, which preserves the source lines that JAX has recorded.
+        """
         if not equations:
             return
         made = dict.fromkeys(
@@ -272,7 +279,12 @@ class _ShardedJaxpr:
     # Building a plan.
 
     def _plan(self, equations: Sequence[jaxprs.JaxprEqn]) -> bool:
-        """Decide how to compute all; True if shards are reduced before gradients are summed."""
+        """Plan all equations, from the last to the first.
+
+        Returns:
+            Whether a reduction of shards, such as a regularizer's, comes before the gradients are
+            summed, so that it is part of the loss.
+        """
         self._wanted: dict[Any, set[_Form]] = {}
         self._actions: list[_Action | jaxprs.JaxprEqn] = []
         self.gathered: set[Any] = set()
@@ -299,9 +311,9 @@ class _ShardedJaxpr:
             self._want(x, form)
 
     def _visit(self, equation: jaxprs.JaxprEqn) -> None:
-        """Decide how to compute one equation."""
+        """Plan one equation, given the forms in which later ones need its results."""
         wanted = [self._forms(v) for v in equation.outvars]
-        if not any(wanted):
+        if not any(wanted):  # dead code, unless it has effects
             if _has_effects(equation):
                 self._compute_whole(equation)
         elif equation.outvars[0] in self._shards.layouts and _CalledJaxpr.of(equation) is None:
@@ -319,7 +331,7 @@ class _ShardedJaxpr:
         self._actions.append(equation)
         for v in equation.outvars:
             if v in self._wanted:
-                self._want(v, None)
+                self._want(v, None)  # `_Environment` converts it to the other forms
         for x in equation.invars:
             self._want(x, None)
 
@@ -409,7 +421,11 @@ class _ShardedJaxpr:
         return True
 
     def _known_layout(self, x: Any) -> ShardLayout | None:
-        """Return the layout in which the shards of an equal value are known, or wanted anyway."""
+        """Return the layout of the shards from which to reduce `x`; None to reduce it whole.
+
+        `x` must be equal on all replicas. It must come by elementwise operations from values whose
+        shards are available: sharded inputs, or values that a later equation needs as shards.
+        """
         if self._varies is None or isinstance(x, jaxprs.Literal) or self._varies.get(x, True):
             return None
         layouts, seen, rest = set[ShardLayout | None](), {x}, [x]
@@ -437,7 +453,10 @@ class _ShardedJaxpr:
         return next(iter(layouts)) if len(layouts) == 1 and not is_whole else None
 
     def _compute_nested(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
-        """Rewrite the body of a loop or checkpoint to take and return shards; False if none."""
+        """Rewrite the body of a loop or checkpoint to take and return shards.
+
+        Return False if the equation is neither, or none of its inputs and outputs can be a shard.
+        """
         body = _CalledJaxpr.of(equation)
         if body is None:
             return False
@@ -454,6 +473,7 @@ class _ShardedJaxpr:
         if not body.is_loop:
             used = zip(equation.invars, body.jaxpr.invars, strict=True)
             self.gathered.update(self._shards.sources[x] for x, v in used if v in plan.gathered)
+        # Accumulated carries start at zero: make the zeros as shards, and never whole.
         zeros = {i: _aval(body.jaxpr.invars[i], ins[i]) for i in body.carried if ins[i]}
         pairs = zip(equation.invars, ins, strict=True)
         given = tuple(pair for i, pair in enumerate(pairs) if i not in zeros)
@@ -467,7 +487,7 @@ class _ShardedJaxpr:
         return True
 
     def _compute_branches(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
-        """Rewrite the branches of a conditional to take and return shards; False if none do.
+        """Rewrite the branches of a conditional to take and return shards; False if impossible.
 
         The condition must be equal on all replicas, because branches may contain collectives.
         """
@@ -504,6 +524,7 @@ class _ShardedJaxpr:
         self, branches: Sequence[Any], ins: list[_Form], outs: Sequence[_Form], varying: list[bool]
     ) -> "list[_ShardedJaxpr]":
         """Plan branches; change the forms of inputs that one of them must have whole to None."""
+        # A form that is changed to None stays None, so this ends; likewise in `_plan_body`.
         while True:
             plans = [
                 _ShardedJaxpr(b.jaxpr, ins, outs, self._reduce_dtype, varying) for b in branches
@@ -619,6 +640,8 @@ class _CalledJaxpr:
         first = self.consts + self.carries
         given = self.equation.invars
         layouts = [None if isinstance(x, jaxprs.Literal) else shards.layouts.get(x) for x in given]
+        # Not the carries of a loop: in the next iteration they are other values, whose shards are
+        # not known.
         is_usable = lambda i, c: i < self.consts or (i >= first and _is_stack(c))  # noqa: E731
         return [c if not self.is_loop or is_usable(i, c) else None for i, c in enumerate(layouts)]
 
@@ -628,12 +651,12 @@ class _CalledJaxpr:
         return [f if not self.is_loop or is_usable(i, f) else None for i, f in enumerate(forms)]
 
     def layers_in(self, layouts: Sequence[_Form]) -> list[_Form]:
-        """Return the layouts of the inputs of one iteration."""
+        """Return the layouts of the inputs of one iteration: of a stack, those of one layer."""
         first = self.consts + self.carries
         return [c.layer if c and self.is_loop and i >= first else c for i, c in enumerate(layouts)]
 
     def layers_out(self, forms: Sequence[_Form]) -> list[_Form]:
-        """Return the forms of the outputs of one iteration."""
+        """Return the forms of the outputs of one iteration: of a stack, those of one layer."""
         first = self.carries
         return [f.layer if f and self.is_loop and i >= first else f for i, f in enumerate(forms)]
 
@@ -646,11 +669,11 @@ class _CalledJaxpr:
 
 
 class _Shards:
-    """The values whose shards are as cheap to gather as those of the inputs they come from.
+    """Sharded inputs, and values that conversions, slices and loops make of their shards alone.
 
     Attributes:
-        layouts: Their layouts.
-        sources: The inputs.
+        layouts: The layout of each value's shards.
+        sources: The input that each value comes from.
     """
 
     def __init__(self) -> None:
@@ -671,7 +694,7 @@ class _Shards:
         return found
 
     def follow(self, equation: jaxprs.JaxprEqn) -> None:
-        """Record the results of an equation whose shards are known."""
+        """Record the results of an equation that can be computed from the shards of its inputs."""
         body = _CalledJaxpr.of(equation)
         if body is not None:
             self._follow_body(body)
@@ -715,6 +738,7 @@ class _Reduction:
     over_replicas: Callable[[Any, Any], Any]
 
 
+# There is no all-reduce of booleans: "and" counts the replicas that have a False.
 _REDUCTIONS = {
     "reduce_sum": _Reduction(0, lambda x, groups: _psum(x, groups)),
     "reduce_and": _Reduction(True, lambda x, groups: _psum((~x).astype(jnp.int32), groups) == 0),
@@ -732,15 +756,16 @@ def _only(forms: set[_Form]) -> _Form:
 
 
 def _moved(equation: jaxprs.JaxprEqn, layout: ShardLayout) -> ShardLayout | None:
-    """Return the layout of the result if its shard is the result of the shard; else None.
+    """Return the result's layout if an equation can be applied to shards; else None.
 
-    Only of operations after which there are no more bytes to gather.
+    None also for operations after which there are more bytes to gather than before.
     """
     if len(equation.outvars) != 1 or not is_of_jax(equation.primitive):
         return None
     params, axis = equation.params, layout.axis
     given, (out,) = equation.invars[0].aval, equation.outvars
     shape = out.aval.shape  # type: ignore[attr-defined]
+    # Slices of stacks take layers along axis 0, so the shards must be along another one.
     match equation.primitive.name:
         case "convert_element_type":
             is_narrower = out.aval.dtype.itemsize <= given.dtype.itemsize  # type: ignore[attr-defined]
@@ -874,6 +899,7 @@ def _called(equation: jaxprs.JaxprEqn) -> jaxprs.Jaxpr | None:
     inner: Any = params.get(key) if key is not None else None
     if not isinstance(inner, ClosedJaxpr) or inner.consts or _has_effects(equation):
         return None
+    # A call with shardings must stay, as they would be lost. JAX's class for none is private.
     shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
     is_free = all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
     return inner.jaxpr if is_free else None

@@ -109,12 +109,14 @@ def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
     """
     name, outs = equation.primitive.name, len(equation.outvars)
     if not is_of_jax(equation.primitive):
+        # Only to refuse collectives that some replicas would not reach.
         _inner(equation, [True], divergent=divergent)
         return [True] * outs
     if name in _COLLECTIVES:
-        if REPLICA_AXIS not in _axes(equation):
+        if REPLICA_AXIS not in _axes(equation):  # over an axis of the user's `vmap`
             return [any(ins)] * outs
         _refuse_divergent(name, divergent=divergent)
+        # Among groups of replicas, each group has a result of its own.
         whole = equation.params.get("axis_index_groups") is None
         return [not (whole and name in _EQUALISING)] * outs
     if name == "axis_index":
@@ -168,7 +170,7 @@ def _cond(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
 
 
 def _call(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
-    """Walk the called function; if its signature is unknown, assume the worst of its results."""
+    """Analyse the called function; if its signature is unknown, any of its results may vary."""
     outs = len(equation.outvars)
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = equation.params.get(key)
