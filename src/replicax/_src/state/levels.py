@@ -33,9 +33,9 @@ from replicax._src.values.placement import is_array, is_traced
 # Part of the key of JAX's trace caches. JAX caches the jaxpr of a function passed to scan, cond,
 # jit or checkpoint. If the function read a variable, the cached jaxpr holds that value as a
 # constant, so the key has to change whenever the variable does.
-generation = jax.make_user_context(default_value=None)
+trace_key = jax.make_user_context(default_value=None)
 _numbers = itertools.count(1)
-_eager_generation = [0]
+_eager_key = [0]
 _callbacks: ContextVar[dict[Any, Callable[[], str]] | None] = ContextVar(
     "replicax_callbacks", default=None
 )
@@ -173,14 +173,14 @@ class TraceCacheGuard:
                 every operation of every step.
         """
         self.trace = current_trace()
-        start = ("eager", _eager_generation[0], generation.value) if eager else next(_numbers)
+        start = ("eager", _eager_key[0], trace_key.value) if eager else next(_numbers)
         self._enter(start)
         try:
             yield
         finally:
             self._context.__exit__(None, None, None)
             if eager and self._foreign:
-                _eager_generation[0] = next(_numbers)
+                _eager_key[0] = next(_numbers)
 
     def note_read(self, cell: Cell) -> None:
         """Record a read of `cell`; JAX may cache a sub-trace together with the value read."""
@@ -194,7 +194,7 @@ class TraceCacheGuard:
             self._enter(next(_numbers))
 
     def _enter(self, value: Any) -> None:
-        self._context = generation(value)
+        self._context = trace_key(value)
         self._context.__enter__()
 
 

@@ -21,7 +21,7 @@ from replicax._src.collectives.options import CommunicationOptions
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import entered
 from replicax._src.context.replica import ReplicaContext
-from replicax._src.state.levels import Overlay, ReplicaStorage, exit_callbacks, generation, level
+from replicax._src.state.levels import Overlay, ReplicaStorage, exit_callbacks, level, trace_key
 from replicax._src.topology.mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
 from replicax._src.topology.program_cache import sharing_programs
 from replicax._src.values.per_replica import in_body, is_opaque
@@ -265,7 +265,7 @@ def as_replica(
         jax.default_device(seat.device),
         sharing_programs(),
         # A function that JAX traces here may depend on the replica: do not share its jaxpr.
-        generation(("replica", topology, replica)),
+        trace_key(("replica", topology, replica)),
         entered(
             strategy=strategy,
             replica=context,
