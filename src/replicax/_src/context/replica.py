@@ -312,7 +312,7 @@ class ReplicaContext:
             return map_in_order(new, result, is_opaque)
 
     def sum_statistics(self, values: list[jax.Array]) -> list[jax.Array]:
-        """Sum values over all replicas that normalize activations, also in `refuse_all_reduce`."""
+        """Sum statistics for normalization over all replicas; `refuse_all_reduce` allows this."""
         return self._link.all_reduce(ReduceOp.SUM, values, CommunicationOptions())
 
     @contextmanager

@@ -157,7 +157,10 @@ def _attach(library: str, attach: Attach | str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """A finder that delegates to the other finders, and attaches after the library's import."""
+    """An import finder that attaches pending integrations once their library was imported.
+
+    It takes the module's spec from the other finders.
+    """
 
     def __init__(self) -> None:
         self.pending: dict[str, list[Attach | str]] = {}

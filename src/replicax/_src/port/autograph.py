@@ -648,7 +648,7 @@ class _FunctionBody:
     def _for_state(
         self, node: cst.For, defined: set[str], after: set[str]
     ) -> tuple[list[str], set[str]]:
-        """Return what `_loop_state` does, for a loop that assigns its target at every turn."""
+        """Return the changed and the needed names of a ``for`` loop; see `_loop_state`."""
         if not isinstance(node.target, cst.Name):
             raise _RefusedError("it assigns several names at every turn.")
         target = node.target.value

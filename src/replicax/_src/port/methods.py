@@ -191,7 +191,7 @@ def rewritten_attribute(node: cst.Attribute) -> cst.BaseExpression | None:
 
 
 def _is_shape(node: cst.CSTNode) -> bool:
-    """Whether an expression is the shape of an array by its name."""
+    """Whether an expression is the shape of an array, judged by its name."""
     if isinstance(node, cst.Call):
         return m.matches(node, m.Call(m.Attribute(attr=m.Name("get_shape")), args=[]))
     return isinstance(node, cst.Attribute) and node.attr.value == "shape"

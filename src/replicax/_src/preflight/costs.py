@@ -192,7 +192,7 @@ class _Timeline:
         self._wait_until(self._links_end)
 
     def close(self) -> None:
-        """Wait for the links, which the next iteration of a loop needs as much."""
+        """Finish the collectives in progress: the next iteration of a loop needs the links too."""
         self._wait_until(self._links_end)
 
     def _wait_until(self, end: float) -> None:

@@ -260,7 +260,7 @@ class CastLevel(Overlay):
         self._dtype = dtype
 
     def read(self, cell: Cell) -> Any:
-        """Return the value, converted."""
+        """Return the value, converted if the variable is trainable and of floating point."""
         value = super().read(cell)
         is_cast = cell.trainable and jnp.issubdtype(cell.dtype, jnp.floating)
         return value.astype(self._dtype) if is_cast and is_array(value) else value

@@ -151,7 +151,7 @@ class StaticHashTable:
 
 
 class StaticVocabularyTable(StaticHashTable):
-    """A table from strings to numbers; other strings share some numbers behind them.
+    """A table from strings to numbers; all other strings are hashed to the numbers after those.
 
     Example:
         >>> pairs = tf.lookup.KeyValueTensorInitializer(["a", "b"], [0, 1])

@@ -151,7 +151,7 @@ def reduce_join(
 
 
 def split(input: Any, sep: Any = None, maxsplit: Any = -1, name: str | None = None) -> Any:
-    """Split one text at separators; of several, pad with `to_tensor` of your own.
+    """Split a string at separators; for an array of strings, return a list of arrays.
 
     Example:
         >>> tf.strings.split("a b").tolist()
@@ -277,7 +277,7 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
 
 
 def to_hash_bucket(input: Any, num_buckets: Any, name: str | None = None) -> Any:
-    """Return a number below a limit for each text, other than TensorFlow's.
+    """Hash each string to a number below ``num_buckets``; the numbers differ from TensorFlow's.
 
     Example:
         >>> 0 <= int(tf.strings.to_hash_bucket("a", 10)) < 10
@@ -290,7 +290,7 @@ to_hash_bucket_fast = to_hash_bucket
 
 
 def to_hash_bucket_strong(input: Any, num_buckets: Any, key: Any, name: str | None = None) -> Any:
-    """Return a number below a limit for each text and key, other than TensorFlow's.
+    """Hash each string with a key to a number below ``num_buckets``, other than TensorFlow's.
 
     Example:
         >>> 0 <= int(tf.strings.to_hash_bucket_strong("a", 10, [1, 2])) < 10

@@ -66,7 +66,7 @@ def summed_local_means(
 
 
 class _Walk:
-    """The analysis of one replica function, by a walk over its jaxpr.
+    """The analysis of one replica function, in one pass over its jaxpr.
 
     Attributes:
         means: Where the means are.
