@@ -59,7 +59,7 @@ _RANKS_ABOVE_0 = (
     "PBS_NODENUM",
 )
 
-# Launchers that no list knows: ``ACME_NUM_NODES`` and ``ACME_NODE_RANK``.
+# Launchers that no list knows: ``ACME_NUM_TASKS`` and ``ACME_TASK_RANK``.
 _UNIT = "NODE|PROCESS|PROC|WORKER|HOST|TASK|TRAINER|MACHINE|REPLICA|ROLE|RANK"
 _COUNT_NAMES = (
     re.compile(rf"(.*?)_?(?:NUM_|TOTAL_|N)({_UNIT})(?:S|ES)?"),
@@ -85,8 +85,8 @@ def multi_process_signs(env: Env) -> Iterator[str]:
         ['FLUX_JOB_SIZE=2']
         >>> list(multi_process_signs({"JAX_PROCESS_ID": "0"}))
         ['JAX_PROCESS_ID=0 without JAX_NUM_PROCESSES']
-        >>> list(multi_process_signs({"ACME_NUM_NODES": "2", "ACME_NODE_RANK": "1"}))
-        ['ACME_NUM_NODES=2, ACME_NODE_RANK=1']
+        >>> list(multi_process_signs({"ACME_NUM_TASKS": "2", "ACME_TASK_RANK": "1"}))
+        ['ACME_NUM_TASKS=2, ACME_TASK_RANK=1']
     """
     yield from _known_signs(env)
     yield from _slurm_signs(env)
