@@ -323,6 +323,7 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
                         | "connect_layers"
                         | "install_handler"
                         | "join_libraries"
+                        | "accept_symbolic"
                     )
                 )
             ):

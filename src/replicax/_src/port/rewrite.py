@@ -19,6 +19,7 @@ from libcst.metadata import (
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.port.autograph import Note, convert
+from replicax._src.port.functional import symbolic_calls
 from replicax._src.port.imports import normalized
 from replicax._src.port.methods import is_empty, rewritten_attribute, rewritten_call
 from replicax._src.port.parts import (
@@ -69,6 +70,12 @@ _SHAPE_MATH = frozenset(
         "unstack",
     ]
 )
+# Functions of replicax that take no symbolic tensors, on such tensors.
+_ON_SYMBOLIC = {
+    "add": Row({"x": None, "y": None}, "rx.keras.ops.add(x, y)"),
+    "math.add": Row({"x": None, "y": None}, "rx.keras.ops.add(x, y)"),
+    "identity": Row({"input": None}, "rx.keras.ops.copy(input)"),
+}
 _LOOP = (
     "the loop is unrolled, and its bound must be a Python number. `rx.scan` compiles one turn for"
     " all."
@@ -239,6 +246,7 @@ class _Rewriter(cst.CSTTransformer):
         ] = {}  # for called functions
         # tf.range(...) as the iterable of a for statement -> whether a mark speaks of the loop.
         self._loops: dict[cst.CSTNode, bool] = {}
+        self._symbolic: set[cst.Call] = set()  # calls in functional models of Keras
         self._imported: dict[str, str] = {}  # names from `from tensorflow...` -> their names in rx
         self._marks: dict[cst.CSTNode, list[Mark]] = {}
         self.names = facts.names()
@@ -261,6 +269,9 @@ class _Rewriter(cst.CSTTransformer):
                 if root in ROOTS:
                     return ".".join(part for part in (ROOTS[root], str(path)) if part)
         return None
+
+    def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
+        self._symbolic = symbolic_calls(node, self._path)
 
     def _line(self, node: cst.CSTNode) -> int:
         position: Any = self.get_metadata(PositionProvider, node)
@@ -416,7 +427,8 @@ class _Rewriter(cst.CSTTransformer):
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         path = self._path(node.func)
         if path is not None:
-            self._answers[node.func] = self._rules.of(path)
+            special = _ON_SYMBOLIC.get(path) if node in self._symbolic else None
+            self._answers[node.func] = special or self._rules.of(path)
         elif self._is_left_out(node):
             assert isinstance(node.func, cst.Attribute)
             made = self._facts.values.get(code_of(node.func.value), ())
@@ -506,6 +518,10 @@ class _Rewriter(cst.CSTTransformer):
             self._use(node, path, "rewritten")
             self._count("for i in tf.range(n)", "for i in range(n)")
             return updated.with_changes(func=cst.Name("range"))
+        if node in self._symbolic and not self._in_elements[-1]:
+            function = self._rules.function(path)
+            if function is not None:
+                return self._call(node, updated, path, function)
         arguments = bound(_renamed(updated.args, path), row)
         problem = arguments if isinstance(arguments, str) else self._refused(node, path)
         if isinstance(arguments, str) or problem:

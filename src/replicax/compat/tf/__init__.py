@@ -168,6 +168,7 @@ from replicax._src.tf_ops.mathematics import (
 )
 from replicax._src.tf_ops.objects import DType, Module, TensorArray, TensorShape, as_dtype
 from replicax._src.tf_ops.older import get_logger
+from replicax._src.tf_ops.symbolic import accept_symbolic
 from replicax.compat.tf import bitwise, debugging, image, linalg, lookup, math, nn, signal, strings
 
 __version__ = "2.21.0"  # of the TensorFlow with which the results are compared
@@ -343,6 +344,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 _HOMES = dict.fromkeys(
     (

@@ -16,6 +16,7 @@ from replicax._src.tf_ops.bits import (
     left_shift,
     right_shift,
 )
+from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [
     "bitwise_and",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")

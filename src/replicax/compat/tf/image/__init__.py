@@ -63,6 +63,7 @@ from replicax._src.tf_ops.images import (
     transpose,
     yuv_to_rgb,
 )
+from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [
     "ResizeMethod",
@@ -123,6 +124,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")

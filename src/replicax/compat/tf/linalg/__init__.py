@@ -45,6 +45,7 @@ from replicax._src.tf_ops.linear import (
     triangular_solve,
 )
 from replicax._src.tf_ops.mathematics import global_norm, l2_normalize
+from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [
     "adjoint",
@@ -86,6 +87,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")

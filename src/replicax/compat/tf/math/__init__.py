@@ -136,6 +136,7 @@ from replicax._src.tf_ops.mathematics import (
     zero_fraction,
     zeta,
 )
+from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [
     "abs",
@@ -267,6 +268,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")

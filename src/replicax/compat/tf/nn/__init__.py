@@ -68,6 +68,7 @@ from replicax._src.tf_ops.neural import (
     weighted_cross_entropy_with_logits,
     weighted_moments,
 )
+from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [
     "atrous_conv2d",
@@ -130,6 +131,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")

@@ -23,6 +23,7 @@ from replicax._src.tf_ops.signals import (
     rfft,
     stft,
 )
+from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [
     "dct",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+accept_symbolic(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")
