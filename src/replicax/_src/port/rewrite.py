@@ -37,6 +37,7 @@ from replicax._src.port.parts import (
 )
 from replicax._src.port.paths import RELATED, REPLACED, ROOTS
 from replicax._src.port.rules import WIDE, Rules, Same, Untranslated, left_out_methods
+from replicax._src.port.saving import UNKNOWN, SavedPaths
 from replicax._src.port.table import Row
 
 _WIDTH = 100
@@ -240,6 +241,7 @@ class _Rewriter(cst.CSTTransformer):
         self._notes = {(note.line, note.name): note for note in notes}
         self._rules = rules
         self._methods = left_out_methods()
+        self._paths = SavedPaths(facts)
         self._in_elements = [False]
         self._answers: dict[
             cst.CSTNode, Same | Row | Untranslated | None
@@ -272,6 +274,7 @@ class _Rewriter(cst.CSTTransformer):
 
     def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
         self._symbolic = symbolic_calls(node, self._path)
+        self._paths.collect(node, self._path)
 
     def _line(self, node: cst.CSTNode) -> int:
         position: Any = self.get_metadata(PositionProvider, node)
@@ -426,6 +429,8 @@ class _Rewriter(cst.CSTTransformer):
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         path = self._path(node.func)
+        if node in self._paths.unknown:
+            self._mark(node, code_of(node.func), UNKNOWN, is_left=False)
         if path is not None:
             special = _ON_SYMBOLIC.get(path) if node in self._symbolic else None
             self._answers[node.func] = special or self._rules.of(path)
@@ -459,6 +464,7 @@ class _Rewriter(cst.CSTTransformer):
         self, original_node: cst.Call, updated_node: cst.Call
     ) -> Any:
         answer = self._answers.get(original_node.func)
+        updated_node = self._paths.rewritten(original_node, updated_node)
         if answer is None:
             return self._method(original_node, updated_node)
         path = self._path(original_node.func) or ""
