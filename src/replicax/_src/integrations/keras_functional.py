@@ -76,7 +76,7 @@ class UnknownSize:
 
 
 @keras.saving.register_keras_serializable("replicax")
-class TensorFlowFunction(keras.Operation):
+class TensorFlowFunction(keras.Operation):  # type: ignore[misc]
     """A function of `replicax.compat.tf` in a functional model, called on a list of tensors.
 
     Keras traces what it calls an operation with, numbers in lists too. So the arguments that are

@@ -125,7 +125,7 @@ class SavedPaths:
     def _name_with_ending(self, node: cst.Name, ending: str) -> Any:
         """Return a path in a variable with an ending, if all its values are known."""
         values = self._facts.values.get(node.value, ())
-        made = [v is not node and self._with_ending(v, ending) for v in values]
+        made: list[Any] = [v is not node and self._with_ending(v, ending) for v in values]
         if not made or not all(made):
             return None
         fits = [code_of(v) == code_of(w) for v, w in zip(values, made, strict=True)]
