@@ -22,11 +22,12 @@ import replicax as rx  # noqa: E402
 from replicax._src.data.seeds import set_global_seed  # noqa: E402
 from replicax.compat import tf  # noqa: E402
 
-# What records golden results needs TensorFlow, and tests nothing.
+# Programs that need TensorFlow, torch or Ray, and test nothing by themselves.
 collect_ignore_glob = [
     "tests/golden/make_*.py",
     "tests/golden/port/*.py",
     "tests/chaos/peers/with_*.py",
+    "tests/chaos/peers/recovering*.py",
 ]
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))

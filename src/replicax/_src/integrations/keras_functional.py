@@ -169,7 +169,8 @@ def _without_tensors(value: Any, tensors: list[Any], sizes: list[Any]) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     is_dtype = isinstance(value, np.dtype) or (hasattr(value, "dtype") and callable(value))
-    return np.dtype(value).name if is_dtype else value
+    dtype: Any = value
+    return np.dtype(dtype).name if is_dtype else value
 
 
 def _place(tensor: Any, tensors: list[Any]) -> int:

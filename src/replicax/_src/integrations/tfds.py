@@ -23,10 +23,18 @@ def original() -> Any:
 
 
 def find(name: str) -> Any:
-    """Return a name of `tensorflow_datasets` that replicax does not replace."""
+    """Return a name of `tensorflow_datasets` that replicax does not replace.
+
+    Raises:
+        AttributeError: If there is no such name, or no such package: `hasattr` must not raise.
+    """
     if name.startswith("__"):
         raise AttributeError(name)
-    return getattr(original(), name)
+    try:
+        package = original()
+    except ModuleNotFoundError as error:
+        raise AttributeError(f"There is no {name!r} here. {error}") from error
+    return getattr(package, name)
 
 
 def load(name: str, **options: Any) -> Any:
