@@ -24,7 +24,7 @@ _SIZE, _TENSOR = "replicax size ", "replicax tensor "
 _TRIED = (240, 480)
 
 
-class UnknownSize:
+class SymbolicSize:
     """A size that a functional model only knows when it runs, such as that of its batches.
 
     Args:
@@ -38,39 +38,39 @@ class UnknownSize:
         """Return what is unknown."""
         return f"<unknown size {self.expression}>"
 
-    def _with(self, name: str, *operands: Any) -> "UnknownSize":
-        parts = [x.expression if isinstance(x, UnknownSize) else int(x) for x in operands]
-        return UnknownSize([name, *parts])
+    def _with(self, name: str, *operands: Any) -> "SymbolicSize":
+        parts = [x.expression if isinstance(x, SymbolicSize) else int(x) for x in operands]
+        return SymbolicSize([name, *parts])
 
-    def __neg__(self) -> "UnknownSize":
+    def __neg__(self) -> "SymbolicSize":
         """Return a size times -1."""
         return self._with("neg", self)
 
-    def __add__(self, other: Any) -> "UnknownSize":
+    def __add__(self, other: Any) -> "SymbolicSize":
         """Return a sum."""
         return self._with("add", self, other)
 
-    def __radd__(self, other: Any) -> "UnknownSize":
+    def __radd__(self, other: Any) -> "SymbolicSize":
         """Return a sum."""
         return self._with("add", other, self)
 
-    def __sub__(self, other: Any) -> "UnknownSize":
+    def __sub__(self, other: Any) -> "SymbolicSize":
         """Return a difference."""
         return self._with("sub", self, other)
 
-    def __rsub__(self, other: Any) -> "UnknownSize":
+    def __rsub__(self, other: Any) -> "SymbolicSize":
         """Return a difference."""
         return self._with("sub", other, self)
 
-    def __mul__(self, other: Any) -> "UnknownSize":
+    def __mul__(self, other: Any) -> "SymbolicSize":
         """Return a product."""
         return self._with("mul", self, other)
 
-    def __rmul__(self, other: Any) -> "UnknownSize":
+    def __rmul__(self, other: Any) -> "SymbolicSize":
         """Return a product."""
         return self._with("mul", other, self)
 
-    def __floordiv__(self, other: Any) -> "UnknownSize":
+    def __floordiv__(self, other: Any) -> "SymbolicSize":
         """Return a quotient."""
         return self._with("floordiv", self, other)
 
@@ -148,14 +148,14 @@ def apply(function: str, args: Any, kwargs: Any) -> Any:
 def shape_of(tensor: Any) -> list[Any]:
     """Return the sizes of a symbolic tensor's axes."""
     return [
-        UnknownSize(["size", tensor, axis]) if size is None else size
+        SymbolicSize(["size", tensor, axis]) if size is None else size
         for axis, size in enumerate(tensor.shape)
     ]
 
 
 def _without_tensors(value: Any, tensors: list[Any], sizes: list[Any]) -> Any:
     """Return a nest with texts for symbolic tensors and unknown sizes, which are collected."""
-    if isinstance(value, UnknownSize):
+    if isinstance(value, SymbolicSize):
         sizes.append(_numbered(value.expression, tensors))
         return f"{_SIZE}{len(sizes) - 1}"
     if isinstance(value, keras.KerasTensor):

@@ -25,7 +25,7 @@ _TURNS = 10  # how many calls a value is followed through
 
 
 @dataclass(eq=False)
-class _Scope:
+class _FunctionFlow:
     """A module or a function.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Scope:
         gives_symbolic: Whether it may return a symbolic tensor.
     """
 
-    outer: _Scope | None
+    outer: _FunctionFlow | None
     parameters: list[str] = field(default_factory=list)
     assigned: list[tuple[list[str], cst.BaseExpression]] = field(default_factory=list)
     calls: list[cst.Call] = field(default_factory=list)
@@ -74,8 +74,8 @@ def symbolic_calls(module: cst.Module, path_of: Callable[[Any], str | None]) -> 
         module: The program.
         path_of: Returns the path of a name of TensorFlow.
     """
-    module.visit(collector := _Collector())
-    finder = _Finder(collector.functions, path_of)
+    module.visit(collector := _FlowCollector())
+    finder = _SymbolicCalls(collector.functions, path_of)
     known = -1
     for _ in range(_TURNS):
         for scope in collector.scopes:
@@ -91,16 +91,16 @@ def symbolic_calls(module: cst.Module, path_of: Callable[[Any], str | None]) -> 
     }
 
 
-class _Collector(cst.CSTVisitor):
+class _FlowCollector(cst.CSTVisitor):
     """Collects the scopes of a program; the bodies of lambdas are left out."""
 
     def __init__(self) -> None:
-        self.scopes = [_Scope(None)]
-        self.functions: dict[str, list[_Scope]] = {}
+        self.scopes = [_FunctionFlow(None)]
+        self.functions: dict[str, list[_FunctionFlow]] = {}
         self._open = [self.scopes[0]]
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
-        scope = _Scope(self._open[-1] if len(self._open) > 1 else None)
+        scope = _FunctionFlow(self._open[-1] if len(self._open) > 1 else None)
         listed = (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)
         scope.parameters = [p.name.value for p in listed]
         self.scopes.append(scope)
@@ -137,16 +137,16 @@ class _Collector(cst.CSTVisitor):
         self._open[-1].assigned.append((target_names(target), value))
 
 
-class _Finder:
+class _SymbolicCalls:
     """Follows symbolic tensors through scopes."""
 
     def __init__(
-        self, functions: dict[str, list[_Scope]], path_of: Callable[[Any], str | None]
+        self, functions: dict[str, list[_FunctionFlow]], path_of: Callable[[Any], str | None]
     ) -> None:
         self._functions = functions
         self._path_of = path_of
 
-    def follow(self, scope: _Scope) -> None:
+    def follow(self, scope: _FunctionFlow) -> None:
         """Add what the statements of a scope say about names."""
         for names, value in scope.assigned:
             if self.is_symbolic(value, scope):
@@ -161,7 +161,7 @@ class _Finder:
                 self._pass(call, scope, function)
         scope.gives_symbolic |= any(self.is_symbolic(value, scope) for value in scope.returned)
 
-    def _pass(self, call: cst.Call, scope: _Scope, function: _Scope) -> None:
+    def _pass(self, call: cst.Call, scope: _FunctionFlow, function: _FunctionFlow) -> None:
         """Mark the parameters that get symbolic tensors in a call."""
         first = function.parameters[:1] == ["self"] and isinstance(call.func, cst.Attribute)
         places = function.parameters[1:] if first else function.parameters
@@ -170,7 +170,7 @@ class _Finder:
             if name in places and self.is_symbolic(arg.value, scope):
                 function.symbolic.add(name)
 
-    def _called(self, call: cst.Call) -> list[_Scope]:
+    def _called(self, call: cst.Call) -> list[_FunctionFlow]:
         """Return the functions of the program that a call may call."""
         if isinstance(call.func, cst.Name):
             return self._functions.get(call.func.value, [])
@@ -181,12 +181,12 @@ class _Finder:
     def _is_layer_class(self, node: cst.BaseExpression) -> bool:
         return (self._path_of(node) or "").startswith("keras.layers.")
 
-    def _is_layer(self, node: cst.BaseExpression, scope: _Scope) -> bool:
+    def _is_layer(self, node: cst.BaseExpression, scope: _FunctionFlow) -> bool:
         if isinstance(node, cst.Call):
             return self._is_layer_class(node.func)
         return isinstance(node, cst.Name) and scope.has_layer(node.value)
 
-    def is_symbolic(self, node: cst.CSTNode, scope: _Scope) -> bool:
+    def is_symbolic(self, node: cst.CSTNode, scope: _FunctionFlow) -> bool:
         """Whether an expression may be a symbolic tensor, or have one in it."""
         match node:
             case cst.Name():

@@ -12,7 +12,7 @@ import numpy as np
 from replicax._src.tf_ops.core import StaticShape
 
 _IMPLEMENTATION = "replicax._src.integrations.keras_functional"
-_KINDS = frozenset(["KerasTensor", "UnknownSize"])
+_KINDS = frozenset(["KerasTensor", "SymbolicSize"])
 
 
 def accept_symbolic(namespace: str) -> None:
