@@ -10,7 +10,10 @@ Example:
     [[2, 1]]
 """
 
-from replicax._src.integrations.keras_older import find as __getattr__  # noqa: F401
+from typing import TYPE_CHECKING, Any
+
+if not TYPE_CHECKING:
+    from replicax._src.integrations.keras_older import find as __getattr__  # noqa: F401
 
 __all__ = [
     "DirectoryIterator",
@@ -37,3 +40,26 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+if TYPE_CHECKING:  # so that type checkers refuse any other name
+    DirectoryIterator: Any
+    ImageDataGenerator: Any
+    Iterator: Any
+    NumpyArrayIterator: Any
+    TimeseriesGenerator: Any
+    Tokenizer: Any
+    apply_affine_transform: Any
+    apply_brightness_shift: Any
+    apply_channel_shift: Any
+    hashing_trick: Any
+    make_sampling_table: Any
+    one_hot: Any
+    random_brightness: Any
+    random_channel_shift: Any
+    random_rotation: Any
+    random_shear: Any
+    random_shift: Any
+    random_zoom: Any
+    skipgrams: Any
+    text_to_word_sequence: Any
+    tokenizer_from_json: Any

@@ -10,8 +10,12 @@ Example:
     >>> images.map(lambda image, label: (image / 255, label)).batch(32)  # doctest: +SKIP
 """
 
+from typing import TYPE_CHECKING
+
 from replicax._src.integrations.tfds import as_dataframe, as_numpy, builder, load
-from replicax._src.integrations.tfds import find as __getattr__  # noqa: F401
+
+if not TYPE_CHECKING:  # so that type checkers refuse misspelt names
+    from replicax._src.integrations.tfds import find as __getattr__  # noqa: F401
 
 __all__ = ["as_dataframe", "as_numpy", "builder", "load"]
 
