@@ -26,9 +26,15 @@ def step(monkeypatch):
 @pytest.mark.parametrize(
     ("hosts", "counts", "tasks", "workers"),
     [
-        ("n[1,3-4],m7", "1(x4)", 4, ["n1:8888", "n3:8888", "n4:8888", "m7:8888"]),
+        ("n[1,3-4],m7", "1(x4)", 4, ["m7:8888", "n1:8888", "n3:8888", "n4:8888"]),
         ("a[08-10]", "1(x3)", 3, ["a08:8888", "a09:8888", "a10:8888"]),
         ("m[2,10]", "1(x2)", 2, ["m2:8888", "m10:8888"]),
+        (
+            "r2-n1,r10-n[2,10]",
+            "2,1(x2)",
+            4,
+            ["r10-n2:8888", "r10-n10:8888", "r2-n1:8888", "r2-n1:8889"],
+        ),
         ("x1,x2", "2,1", 3, ["x1:8888", "x1:8889", "x2:8888"]),
         ("solo", "2", 2, ["solo:8888", "solo:8889"]),
     ],
@@ -42,15 +48,15 @@ def test_hosts_become_workers_in_slurms_order(step, hosts, counts, tasks, worker
 
 
 def test_the_task_is_known_once_the_cluster_is(step):
-    step(rank=1, tasks=3, hosts="b,a", counts="2,1")
+    step(rank=1, tasks=3, hosts="a,b", counts="2,1")
     resolver = SlurmClusterResolver(gpus_per_node=4)
 
     assert (resolver.get_task_info(), resolver.master()) == ((None, None), "")
     resolver.cluster_spec()
 
     assert resolver.get_task_info() == ("worker", 1)
-    assert resolver.master() == "grpc://b:8889"
-    assert resolver.master("worker", 2, rpc_layer="x") == "x://a:8888"
+    assert resolver.master() == "grpc://a:8889"
+    assert resolver.master("worker", 2, rpc_layer="x") == "x://b:8888"
     assert resolver.num_accelerators() == {"GPU": 2}
 
 
@@ -58,11 +64,11 @@ def test_each_task_sees_its_own_gpus(step, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     seen = []
     for rank in range(3):
-        step(rank=rank, tasks=3, hosts="b,a", counts="2,1")
+        step(rank=rank, tasks=3, hosts="a,b", counts="2,1")
         SlurmClusterResolver(gpus_per_node=4).cluster_spec()
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
 
-    assert seen == ["0,1", "2,3", "0,1"]  # the two tasks of b, then a
+    assert seen == ["0,1", "2,3", "0,1"]  # the two tasks of a, then b
 
 
 def test_gpus_are_left_alone_when_asked(step, monkeypatch):
@@ -75,13 +81,13 @@ def test_gpus_are_left_alone_when_asked(step, monkeypatch):
 
 
 def test_jobs_are_filled_in_the_order_of_their_names(step):
-    step(rank=1, tasks=3, hosts="b,a", counts="2,1")
+    step(rank=1, tasks=3, hosts="a,b", counts="2,1")
 
     resolver = SlurmClusterResolver(jobs={"worker": 2, "ps": 1}, gpus_per_node=0)
 
-    assert resolver.cluster_spec().as_dict() == {"ps": ["b:8888"], "worker": ["b:8889", "a:8888"]}
+    assert resolver.cluster_spec().as_dict() == {"ps": ["a:8888"], "worker": ["a:8889", "b:8888"]}
     assert resolver.get_task_info() == ("worker", 0)
-    assert resolver.master("worker", 1) == "grpc://a:8888"
+    assert resolver.master("worker", 1) == "grpc://b:8888"
 
 
 def test_tasks_per_node_may_be_given_as_a_number_or_by_host(step):

@@ -30,8 +30,8 @@ _DEFAULT_PORT = _Default(8888)
 class SlurmClusterResolver(AddressedResolver):
     """Reads the cluster from the variables of a Slurm job step (``srun``).
 
-    Hosts are in Slurm's order, with task 0 on the first, and the tasks of one host get consecutive
-    ports. `task_type` and `task_id` are set by `cluster_spec`.
+    Hosts are in the order in which Slurm sorts them, with task 0 on the first, and the tasks of one
+    host get consecutive ports. `task_type` and `task_id` are set by `cluster_spec`.
 
     Args:
         jobs: The number of tasks of each job; by default all tasks are workers.
@@ -123,8 +123,8 @@ class SlurmClusterResolver(AddressedResolver):
 
     def _place_tasks(self) -> Iterator[tuple[str, str]]:
         """Yield the address and the GPU indices of each task."""
-        for host, count in self._tasks_of_host.items():
-            for local in range(count):
+        for host in sorted(self._tasks_of_host, key=_host_key):
+            for local in range(self._tasks_of_host[host]):
                 first = local * self._gpus_per_task
                 gpus = range(first, first + self._gpus_per_task)
                 yield f"{host}:{self._port_base + local}", ",".join(map(str, gpus))
@@ -183,6 +183,16 @@ def expand_hosts(text: str) -> list[str]:
         if len(hosts) > _MOST_HOSTS:
             raise _bad_hosts(text, part)
     return hosts
+
+
+def _host_key(host: str) -> tuple[str, int, str]:
+    """Return Slurm's sort key: the name without its last number, then that number.
+
+    Slurm's own lists are sorted; those that a caller passes as ``tasks_per_node`` need not be.
+    """
+    match = re.fullmatch(r"(.*?)([0-9]*)", host, re.DOTALL)
+    assert match is not None
+    return match[1], int(match[2] or -1), match[2]
 
 
 def _expand_ranges(ranges: str, text: str) -> list[str]:
