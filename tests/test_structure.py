@@ -311,6 +311,7 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
                         targets=[ast.Name(id="__getattr__")],
                         value=ast.Call(func=ast.Name(id="on_demand")),
                     )
+                    | ast.ImportFrom(names=[ast.alias(asname="__getattr__")])
                 ],
             ):
                 continue

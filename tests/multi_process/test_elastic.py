@@ -141,7 +141,8 @@ def test_sharded_variables_without_a_copy_fall_back_to_a_restart(tmp_path, plan)
 
 @pytest.mark.multi_process
 def test_preempted_worker_with_a_part_that_others_lack_ends_the_run(tmp_path):
-    done = launch(tmp_path, "1:2", "1@term@4", SHARDED="1")
+    # Slow steps, so that the workers agree on the last one before the run is over.
+    done = launch(tmp_path, "1:2", "1@term@4", SHARDED="1", PACE="1")
     said = done.stdout + done.stderr
     assert done.returncode == 143, said
     assert "A worker was preempted, and all end, with a checkpoint." in said

@@ -48,7 +48,7 @@ def test_an_executable_is_loaded_again_and_computes_what_the_step_does(tmp_path)
     step, rows, weight = learn(4)
     devices = Target("cpu:4", "cpu", "cpu", 4, 1 << 30, Limits(1, 1, 1))
     traced = trace(Step.of(step, (rows,), {}), devices)
-    request = {"axes": traced.axes, "donated": traced.donated, "platform": "cpu", "flags": {}}
+    request = traced.request() | {"platform": "cpu", "flags": {}}
     compiled = compiler._compile(request, np.asarray(jax.devices()[:4]), traced.program)
     compiler._save(compiled, str(tmp_path / "step.bin"))
 

@@ -167,15 +167,7 @@ def _is_installed(module: str) -> bool:
 def _compile(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
     """Compile a traced step, and report on it."""
     started = time.monotonic()
-    request = {
-        "platform": target.platform,
-        "options": target.request,
-        "places": traced.places,
-        "axes": traced.axes,
-        "donated": traced.donated,
-        "host_inputs": traced.host_inputs,
-        "host_outputs": traced.host_outputs,
-    }
+    request = traced.request() | {"platform": target.platform, "options": target.request}
     facts, text = compile_program(request, traced.program, how)
     how.check_error(facts.get("error", ""))
     return _make_report(traced, target, facts, text, time.monotonic() - started)

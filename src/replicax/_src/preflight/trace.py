@@ -71,6 +71,11 @@ class Traced:
     host_inputs: tuple[int, ...] = ()
     host_outputs: tuple[int, ...] = ()
 
+    def request(self) -> dict[str, Any]:
+        """Return the part of a compiler request that describes the step."""
+        names = "places", "axes", "donated", "host_inputs", "host_outputs"
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True)
 class Step:
