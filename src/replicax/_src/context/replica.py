@@ -213,7 +213,7 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         given = options or CommunicationOptions()
         check_nothing_packs(self._strategy.reduce_dtype, bytes_per_pack=given.bytes_per_pack)
-        leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
+        leaves, treedef = jax.tree.flatten(value, is_leaf=_is_reducible)
         shown = _shown(treedef)
         if self._local_means and op is ReduceOp.SUM and any(map(self.is_local_mean, leaves)):
             warn_user(_SUM_OF_MEANS.format(count=self.num_replicas_in_sync))
@@ -222,7 +222,7 @@ class ReplicaContext:
         results = [
             self._all_joined(op, x, given, shown) if is_slices(x) else next(reduced) for x in leaves
         ]
-        return unflatten_as(value, results, _is_one)
+        return unflatten_as(value, results, _is_reducible)
 
     def _all_joined(
         self, op: ReduceOp, slices: IndexedSlices, options: CommunicationOptions, structure: str
@@ -263,7 +263,7 @@ class ReplicaContext:
         self._require_current("all_gather")
         self._check_not_refused()
         given = options or CommunicationOptions()
-        leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
+        leaves, treedef = jax.tree.flatten(value, is_leaf=_is_reducible)
         shown = _shown(treedef)
 
         def gather(leaf: Any) -> jax.Array:
@@ -280,7 +280,7 @@ class ReplicaContext:
                 )
             return self._link.all_gather(x, axis % x.ndim, given, shown)
 
-        return unflatten_as(value, [gather(leaf) for leaf in leaves], _is_one)
+        return unflatten_as(value, [gather(leaf) for leaf in leaves], _is_reducible)
 
     def merge_call(
         self,
@@ -377,7 +377,8 @@ def _shown(treedef: Any) -> str:
     return "" if treedef == jax.tree.structure(0) else str(treedef)
 
 
-def _is_one(x: Any) -> bool:
+def _is_reducible(x: Any) -> bool:
+    """Whether a collective takes `x` as one value, not as a structure."""
     return is_opaque(x) or is_slices(x)
 
 

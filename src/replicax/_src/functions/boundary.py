@@ -37,7 +37,7 @@ from replicax._src.values.per_replica import (
     Stacked,
     as_single_array,
     belongs_to_trace,
-    is_opaque,
+    is_result_leaf,
     is_text,
     num_components,
 )
@@ -312,8 +312,8 @@ class Outputs:
     ) -> list[Any]:
         """Record the structure of `result`, and return its arrays."""
         tree = expand_dataclasses(result)
-        self.has_dataclasses, self.orders = has_dataclasses(tree), dict_orders(tree, _is_leaf)
-        paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
+        self.has_dataclasses, self.orders = has_dataclasses(tree), dict_orders(tree, is_result_leaf)
+        paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=is_result_leaf)
         arrays: list[Any] = []
         for (path, x), field_ in zip(paths, _fields(self.treedef), strict=True):
             part, array, is_stacked = _part(x, topology, partial(given.keep, field_))
@@ -344,10 +344,6 @@ class Outputs:
 @dataclass(frozen=True)
 class _Static:
     value: Any
-
-
-def _is_leaf(x: Any) -> bool:
-    return x is None or is_opaque(x)
 
 
 def _refuse_traced(x: Any, path: Any) -> None:

@@ -136,7 +136,7 @@ class Question:
     def __init__(self, record: Record, sources: Any, unconnected: UnconnectedGradients) -> None:
         self.record = record
         self._tree = sources
-        self._sources = jax.tree.leaves(sources, is_leaf=is_variable)
+        self._sources = jax.tree.leaves(sources, is_leaf=has_variable)
         self._unconnected = unconnected
         self.zeros: list[tuple[Any, jax.Array]] = []
 
@@ -156,7 +156,7 @@ class Question:
         replica = current().replica
         if replica is not None and any(map(replica.is_local_mean, targets)):
             replica.note_local_mean(*answers)
-        return unflatten_as(self._tree, answers, is_variable)
+        return unflatten_as(self._tree, answers, has_variable)
 
     def answer_recorded(self, target: jax.Array, weight: jax.Array) -> Any:
         """Return the gradients of one target; zero or None unless the tape follows it.
@@ -207,7 +207,7 @@ class DerivativeGuard:
         return call(*args)
 
 
-def is_variable(x: Any) -> bool:
+def has_variable(x: Any) -> bool:
     """Whether `x` is or contains a variable."""
     return variable_of(x) is not None
 
@@ -262,7 +262,7 @@ def value_and_grad(
         >>> float(value), float(gradient)
         (18.0, 12.0)
     """
-    leaves, treedef = jax.tree.flatten(variables, is_leaf=is_variable)
+    leaves, treedef = jax.tree.flatten(variables, is_leaf=has_variable)
     if not leaves:
         raise TypeError(
             f"value_and_grad needs the variables to differentiate with respect to, got"

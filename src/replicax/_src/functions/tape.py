@@ -22,7 +22,7 @@ from replicax._src.functions.gradients import (
     Operation,
     Question,
     Record,
-    is_variable,
+    has_variable,
     of_places,
 )
 from replicax._src.functions.recording import is_recorded_by, recorded
@@ -381,7 +381,7 @@ class GradientTape:
 
     @contextmanager
     def _asked(self, sources: Any, unconnected: UnconnectedGradients | str) -> Iterator[Question]:
-        arrays = map_in_order(plain, sources, is_variable)
+        arrays = map_in_order(plain, sources, has_variable)
         question = Question(self._live(), arrays, UnconnectedGradients.parse(unconnected))
         with ExitStack() as stack:
             if not self._persistent:
@@ -392,7 +392,7 @@ class GradientTape:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    return list(map(plain, jax.tree.leaves(tree, is_leaf=is_variable)))
+    return list(map(plain, jax.tree.leaves(tree, is_leaf=has_variable)))
 
 
 def _one_array(target: Any, verb: str) -> jax.Array:

@@ -44,6 +44,7 @@ from replicax._src.values.per_replica import (
     is_distributed,
     is_opaque,
     is_ragged,
+    is_result_leaf,
     pieces,
 )
 from replicax._src.values.reduce import (
@@ -332,7 +333,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         """
         require_cross_replica(self, "gather")
         with strategy_scope(self):
-            return map_in_order(lambda v: self._gather_leaf(v, axis), value, _is_one)
+            return map_in_order(lambda v: self._gather_leaf(v, axis), value, _is_reducible)
 
     @overload
     def experimental_local_results(self, value: AnyArray) -> tuple[jax.Array, ...]: ...
@@ -358,9 +359,8 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             >>> strategy.experimental_local_results(3)
             (3,)
         """
-        is_leaf = lambda x: x is None or is_opaque(x)  # noqa: E731
         tree = expand_dataclasses(value)
-        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_result_leaf)
         parts = [_parts(x) for x in leaves]
         if leaves and jax.tree_util.treedef_is_leaf(treedef):
             return parts[0]
@@ -368,7 +368,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         if count == 1 and self.wraps_single:  # the structure contains no distributed value
             count = len(self.devices_or_default.local_replicas)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
-        return tuple(rebuild_dataclasses(unflatten_as(tree, row, is_leaf)) for row in rows)
+        return tuple(rebuild_dataclasses(unflatten_as(tree, row, is_result_leaf)) for row in rows)
 
     def update_config_proto(self, config_proto: Any) -> Any:
         """Return a copy of a v1 session configuration, adapted to this strategy.
@@ -382,7 +382,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         require_cross_replica(self, "reduce")
         op = ReduceOp.parse(reduce_op)
         with strategy_scope(self):
-            return map_in_order(lambda v: self._reduce_leaf(op, v, axis), value, _is_one)
+            return map_in_order(lambda v: self._reduce_leaf(op, v, axis), value, _is_reducible)
 
     def _gather_leaf(self, value: Any, axis: int) -> Any:
         topology = self.devices_or_default
@@ -449,5 +449,6 @@ def _brief(x: Any) -> str:
     return f"{text} ({kind})" if len(text) <= 60 and "\n" not in text else f"a value of type {kind}"
 
 
-def _is_one(x: Any) -> bool:
+def _is_reducible(x: Any) -> bool:
+    """Whether `reduce` and `gather` take `x` as one value, not as a structure."""
     return is_distributed(x) or is_slices(x)

@@ -27,6 +27,7 @@ from replicax._src.values.per_replica import (
     PerReplica,
     Stacked,
     is_opaque,
+    is_result_leaf,
     result,
 )
 from replicax._src.values.placement import NUMERIC, is_array, per_replica_map, strong
@@ -177,10 +178,9 @@ class _Body:
         return rebuild_dataclasses(in_order(made, self._orders, leaves))
 
     def _flatten_result(self, returned: Any) -> list[jax.Array]:
-        is_leaf = lambda x: x is None or is_opaque(x)  # noqa: E731
         tree = expand_dataclasses(returned)
-        leaves, self._treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
-        self._orders = dict_orders(tree, is_leaf)
+        leaves, self._treedef = jax.tree.flatten(tree, is_leaf=is_result_leaf)
+        self._orders = dict_orders(tree, is_result_leaf)
         arrays = []
         for x in leaves:
             piece = replica_value(x)

@@ -239,7 +239,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
             # In a replica function that closes over it, it behaves like the replica's component.
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            if not _is_one(self):
+            if not _acts_as_array(self):
                 raise AttributeError(f"{_not_one(self)} It has no attribute {name!r}.")
             if name == "numpy":  # a method of TensorFlow's eager tensors, but not of JAX arrays
                 return lambda: np.asarray(self.component)
@@ -416,6 +416,11 @@ def is_opaque(x: Any) -> bool:
     return ask is not None and bool(ask(x))
 
 
+def is_result_leaf(x: Any) -> bool:
+    """Whether `x` is a leaf of a function's result: None, or opaque."""
+    return x is None or is_opaque(x)
+
+
 def plain(x: Any) -> Any:
     """Return the array of a `MirroredResult`; any other value unchanged.
 
@@ -445,7 +450,7 @@ def is_text(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind in "OSUT"
 
 
-def _is_one(value: Distributed) -> bool:
+def _acts_as_array(value: Distributed) -> bool:
     return isinstance(value, Mirrored) or _execution.in_replica()
 
 
@@ -522,7 +527,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compared(self: Any, other: Any) -> Any:
-        if not _is_one(self):
+        if not _acts_as_array(self):
             return NotImplemented
         return op(self.component, other.component if is_distributed(other) else other)
 

@@ -23,6 +23,7 @@ from replicax._src.values.per_replica import (
     is_distributed,
     is_opaque,
     is_ragged,
+    is_result_leaf,
     num_components,
     pieces,
 )
@@ -98,7 +99,7 @@ def map_in_order(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], b
 
 def expand_dataclasses(tree: Any) -> Any:
     """Return `tree` with dataclasses that contain arrays replaced by pytree nodes."""
-    return map_in_order(_open, tree, _is_leaf)
+    return map_in_order(_open, tree, is_result_leaf)
 
 
 def rebuild_dataclasses(tree: Any) -> Any:
@@ -106,23 +107,19 @@ def rebuild_dataclasses(tree: Any) -> Any:
     return map_in_order(
         lambda x: _close(x) if isinstance(x, _Record) else x,
         tree,
-        lambda x: isinstance(x, _Record) or _is_leaf(x),
+        lambda x: isinstance(x, _Record) or is_result_leaf(x),
     )
 
 
 def has_dataclasses(tree: Any) -> bool:
     """Whether a tree returned by `expand_dataclasses` contains a dataclass."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, _Record) or _is_leaf(x))
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, _Record) or is_result_leaf(x))
     return any(isinstance(x, _Record) for x in leaves)
 
 
 def record_type(kind: type, data: Any) -> Any:
     """Return the class that a pytree node represents; for `_Record` the dataclass."""
     return data if kind is _Record else kind
-
-
-def _is_leaf(x: Any) -> bool:
-    return x is None or is_opaque(x)
 
 
 def _open(x: Any) -> Any:
@@ -163,7 +160,9 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
         ValueError: If the replicas returned different structures.
     """
     trees = [expand_dataclasses(r) for r in results]
-    leaves, treedefs = zip(*(jax.tree.flatten(t, is_leaf=_is_leaf) for t in trees), strict=True)
+    leaves, treedefs = zip(
+        *(jax.tree.flatten(t, is_leaf=is_result_leaf) for t in trees), strict=True
+    )
     for i, treedef in enumerate(treedefs[1:], 1):
         if treedef != treedefs[0]:
             raise ValueError(
@@ -172,7 +171,7 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
             )
     merged = [_merge(column, topology) for column in zip(*leaves, strict=True)]
     made = jax.tree.unflatten(treedefs[0], merged)
-    return rebuild_dataclasses(in_order(made, dict_orders(trees[0], _is_leaf), merged))
+    return rebuild_dataclasses(in_order(made, dict_orders(trees[0], is_result_leaf), merged))
 
 
 def select(value: Any, replica: int) -> Any:
