@@ -18,7 +18,7 @@ from replicax._src.base.threads import deferred_signals
 from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.context.current import current
 from replicax._src.state.cell import Cell, on_host, run_atomically, variable_lock
-from replicax._src.values.origins import has_origin, remade
+from replicax._src.values.origins import is_rebuildable, rebuilt
 from replicax._src.values.per_replica import is_opaque
 from replicax._src.workers import elastic
 from replicax._src.workers.group import required
@@ -46,8 +46,8 @@ def repeat_if_interrupted(
         elastic.free_old_backends()  # the frames of the exception, which is gone now, had arrays
         if recovery.is_committed:
             return recovery.result
-        if any(map(has_origin, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
-            args, kwargs = jax.tree.map(remade, (args, kwargs), is_leaf=is_opaque)
+        if any(map(is_rebuildable, jax.tree.leaves((args, kwargs), is_leaf=is_opaque))):
+            args, kwargs = jax.tree.map(rebuilt, (args, kwargs), is_leaf=is_opaque)
 
 
 def _check_movable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def _check_movable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_opaque):
         is_array = isinstance(x, jax.Array) and not is_opaque(x)
         is_divided = is_array and not x.is_fully_addressable and not x.is_fully_replicated
-        if is_divided and not has_origin(x):
+        if is_divided and not is_rebuildable(x):
             raise elastic.CannotResizeError(
                 f"An argument of shape {x.shape} is divided over the workers, and the lost worker"
                 " had a part of it."

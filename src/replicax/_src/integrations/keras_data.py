@@ -20,7 +20,7 @@ from replicax._src.integrations.keras_private import (
     unpack_x_y_sample_weight,
 )
 from replicax._src.topology.mesh import Topology
-from replicax._src.values.origins import divided
+from replicax._src.values.origins import rebuildable
 from replicax._src.values.per_replica import PerReplica, is_distributed
 from replicax._src.values.placement import NUMERIC, private, replicate
 from replicax._src.values.reduce import rows_of
@@ -156,7 +156,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
             if not is_distributed(x):
                 return x
             if order is None:
-                return divided(lambda: rows_of(x, topology))
+                return rebuildable(lambda: rows_of(x, topology))
             found = rows_of(x, topology)
             return _reorder(found.sharding)(found, order)
 
@@ -183,7 +183,7 @@ def placed(data: Any, topology: Topology) -> Any:
     """Shard a batch over the replicas if its rows divide evenly; otherwise replicate it."""
 
     def put(x: Any) -> Any:
-        return x if _is_there(x, topology) else divided(lambda: _put(x, topology))
+        return x if _is_there(x, topology) else rebuildable(lambda: _put(x, topology))
 
     return jax.tree.map(put, data)
 

@@ -173,7 +173,7 @@ class _Moved:
         for cell, old, own in cells:
             topology = cell.topology
             assert topology is not None
-            whole = neighbors.together_again(own, mine, old, topology)
+            whole = neighbors.reassemble(own, mine, old, topology)
             new = cell.shard_layout
             assert new is not None
             cell.value, cell.owned = new.spread(whole, topology), False

@@ -87,7 +87,7 @@ def parts_on_host(
     }
 
 
-def together_again(
+def reassemble(
     parts: Mapping[int, np.ndarray], mine: Sequence[int], layout: ShardLayout, topology: Topology
 ) -> np.ndarray:
     """Return the whole array, from the parts that the workers contribute; a collective.

@@ -1,8 +1,8 @@
-"""Arrays that are divided over the workers of an elastic run, and how to make them again.
+"""Arrays that can be built again after a worker of an elastic run is lost.
 
-A worker's part of such an array is lost with the worker. An array that was made from something that
-every worker can read again, such as a batch of a dataset, is made again for the workers that are
-left.
+A worker's part of an array that is sharded over the workers is lost with the worker. If the array
+was built from data that every worker can read again, such as a batch of a dataset, it is rebuilt
+for the workers that are left.
 """
 
 import weakref
@@ -18,11 +18,11 @@ from replicax._src.workers import elastic
 _origins: dict[int, tuple[weakref.ref[jax.Array], Callable[[], jax.Array]]] = {}
 
 
-def divided(make: Callable[[], jax.Array]) -> jax.Array:
-    """Return ``make()``, and let `remade` call it again after a resize of an elastic run.
+def rebuildable(make: Callable[[], jax.Array]) -> jax.Array:
+    """Return ``make()``, which `rebuilt` calls again after a resize of an elastic run.
 
     Args:
-        make: Returns the array. It refers to all objects that it needs.
+        make: Builds the array. It keeps a reference to all objects that it needs.
     """
     array = make()
     if elastic.is_on():
@@ -33,12 +33,12 @@ def divided(make: Callable[[], jax.Array]) -> jax.Array:
     return array
 
 
-def has_origin(x: Any) -> bool:
-    """Whether `remade` can make ``x`` again."""
+def is_rebuildable(x: Any) -> bool:
+    """Whether `rebuilt` can build ``x`` again."""
     found = _origins.get(id(x))
     return found is not None and found[0]() is x
 
 
-def remade(x: Any) -> Any:
-    """Return an array that `divided` made, made again for the current workers; else ``x``."""
-    return divided(_origins[id(x)][1]) if has_origin(x) else x
+def rebuilt(x: Any) -> Any:
+    """Return an array of `rebuildable`, built again for the current workers; any other ``x``."""
+    return rebuildable(_origins[id(x)][1]) if is_rebuildable(x) else x
