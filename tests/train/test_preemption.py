@@ -305,7 +305,7 @@ class Seat:
     def __init__(self, table, index, delay):
         self.table, self.index, self.delay = table, index, delay
 
-    def new_feed(self):
+    def new_ticket(self):
         return 0
 
     def offer(self, key, value):

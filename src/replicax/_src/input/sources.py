@@ -421,7 +421,7 @@ class StepAgreement:
         """
         # Take the feed's number on the calling thread, where all workers create feeds in the same
         # order; the generator below runs later, on the prefetching thread.
-        return self._steps(local, stop, self.group.new_feed())
+        return self._steps(local, stop, self.group.new_ticket())
 
     def _steps(self, local: Iterator[Step], stop: Any, feed: int) -> Iterator[Step]:
         size, empty = 1, None

@@ -157,7 +157,7 @@ class Checkpoint:
         path = user_path(file_prefix)
         content = self._content()
         group = _group.current()
-        ticket = 0 if group is None else group.new_feed()
+        ticket = 0 if group is None else group.new_ticket()
         self._writing = _Writing(lambda: store.write(path, content, ticket))
         if not (_can_finish_at_exit and (is_async(options) or not block)):
             self.sync()

@@ -109,7 +109,7 @@ class Notice:
         if group is not None or self._is_preempted is not None:
             self._thread = threading.Thread(
                 target=self._watch,
-                args=(group, 0 if group is None else group.new_feed()),
+                args=(group, 0 if group is None else group.new_ticket()),
                 name="replicax-preemption",
                 daemon=True,
             )
@@ -400,7 +400,7 @@ def _why_fixed() -> str:
 
 
 def _generation_check(group: _group.Group | None) -> Callable[[], bool]:
-    """Return a function that tells whether the workers have changed since now."""
+    """Return a function that returns whether the workers have changed since this call."""
     generation = 0 if group is None else group.generation
     return lambda: group is not None and group.generation != generation
 

@@ -103,7 +103,7 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
         arrays[f"variables/{name}"] = saved_value(variable, name)  # each worker writes its shards
         description["variables"][name] = {"trainable": variable.trainable}
     group = _group.current()
-    ticket = 0 if group is None else group.new_feed()
+    ticket = 0 if group is None else group.new_ticket()
     content = store.Content([], arrays, {"saved_model": description})
     store.write(user_path(export_dir), content, ticket)
 

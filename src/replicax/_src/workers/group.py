@@ -122,7 +122,7 @@ class Group:
         self._paces: deque[float] = deque(maxlen=32)
         self._is_leaving = False
         self._lock = threading.Lock()
-        self._feeds = 0
+        self._tickets = 0
         self._threads = [
             threading.Thread(target=target, name=f"replicax-{target.__name__[1:]}", daemon=True)
             for target in (self._listen, self._ping)
@@ -388,7 +388,7 @@ class Group:
             self._members = members
             self._report, self._departed = self._early.pop(self.generation, None), []
             self._unanswerable, self._answers = set(), {}
-            self._count = self._completed = self._chain = self._feeds = 0
+            self._count = self._completed = self._chain = self._tickets = 0
             self._base = None
             self._inside = False
             self._journal.clear()
@@ -407,10 +407,10 @@ class Group:
         if self._report is not None and time.monotonic() - self._lost_at > patience:
             raise self._error()
 
-    def new_feed(self) -> int:
-        """Return the next number for a stream that all workers read; the same on all of them."""
-        self._feeds += 1
-        return self._feeds
+    def new_ticket(self) -> int:
+        """Return a number that names an exchange: equal on workers that call this equally often."""
+        self._tickets += 1
+        return self._tickets
 
     def describe(self, index: int) -> str:
         """Return a worker's name for messages."""
