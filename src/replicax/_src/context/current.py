@@ -56,7 +56,7 @@ class AmbientStrategy(Protocol):
     @property
     @abstractmethod
     def reduce_dtype(self) -> Any:
-        """The type in which gradients of sharded variables are summed; None for their own."""
+        """The dtype in which gradients of sharded variables are summed; None keeps each one's."""
 
     @property
     @abstractmethod

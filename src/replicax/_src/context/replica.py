@@ -344,7 +344,7 @@ class ReplicaContext:
     def warn_summed_means(self, lines: Sequence[str]) -> None:
         """Warn that gradients of means over one replica's rows are summed.
 
-        There is no warning if `note_local_mean` was called, whose means have one of their own.
+        Means that were passed to `note_local_mean` have a warning of their own: no second one.
 
         Args:
             lines: Where the means are computed, as "file:line"; "" if that is not known.

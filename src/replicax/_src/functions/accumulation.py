@@ -111,7 +111,7 @@ def accumulate(
 
 
 def replica_share() -> Any:
-    """Return by what to multiply a mean over this replica's part, inside of `accumulate`.
+    """Return the factor for a mean over this replica's part, inside of `accumulate`.
 
     `accumulate` weights each part by its rows among those of this replica. The mean over all
     replicas is then the sum of the replicas' means times their shares of all rows.
@@ -271,7 +271,7 @@ class _BatchParts:
 
 
 def _sum_over(looped: list[Any], part: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Return the sum of the results of all parts; of compiled code, in a loop."""
+    """Return the sum of the results of all parts; compiled code computes it in a loop."""
     count = looped[0].shape[0]
     if count == 1 or not is_staging():
         return reduce(_added, (part([x[i] for x in looped]) for i in range(count)))

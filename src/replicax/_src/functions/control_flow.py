@@ -206,7 +206,7 @@ def checkpointed(
 ) -> Any:
     """Call a function under `jax.checkpoint`, with support for assignments in it.
 
-    Eager code calls it as it is.
+    Outside of a trace there is nothing to save, so the function is called directly.
     """
     if not is_staging():
         return fn(*args, **kwargs)

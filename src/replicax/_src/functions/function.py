@@ -223,7 +223,7 @@ class Function(Generic[_P, _R_co]):
         return run_as_step(run)
 
     def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Take the arguments apart; workers may have to agree on the shapes of their parts."""
+        """Split the arguments; a collective if workers must agree on the shapes of their parts."""
         try:
             return take_apart(args, kwargs, orders_keywords=self._orders_keywords)
         except WorkerLostError as error:

@@ -35,7 +35,7 @@ class SymbolicSize:
         self.expression = expression
 
     def __repr__(self) -> str:
-        """Return what is unknown."""
+        """Return a description of the unknown size."""
         return f"<unknown size {self.expression}>"
 
     def _with(self, name: str, *operands: Any) -> "SymbolicSize":
@@ -79,12 +79,12 @@ class SymbolicSize:
 class TensorFlowFunction(keras.Operation):  # type: ignore[misc]
     """A function of `replicax.compat.tf` in a functional model, called on a list of tensors.
 
-    Keras traces what it calls an operation with, numbers in lists too. So the arguments that are
-    no tensors, such as shapes, belong to the operation.
+    Keras replaces every number in the arguments of a call by a tensor. Arguments that must stay
+    Python values, such as shapes, are therefore attributes of the operation.
 
     Args:
         function: The name of the function, such as ``"nn.relu"``.
-        args: Its positional arguments, with texts in place of tensors and of unknown sizes.
+        args: Its positional arguments, with placeholder strings for tensors and unknown sizes.
         kwargs: Its keyword arguments, likewise.
         sizes: The expressions of the unknown sizes.
         name: The name of the operation.
@@ -154,7 +154,7 @@ def shape_of(tensor: Any) -> list[Any]:
 
 
 def _without_tensors(value: Any, tensors: list[Any], sizes: list[Any]) -> Any:
-    """Return a nest with texts for symbolic tensors and unknown sizes, which are collected."""
+    """Return a nest with placeholders for symbolic tensors and sizes; append these to lists."""
     if isinstance(value, SymbolicSize):
         sizes.append(_numbered(value.expression, tensors))
         return f"{_SIZE}{len(sizes) - 1}"
@@ -174,7 +174,7 @@ def _without_tensors(value: Any, tensors: list[Any], sizes: list[Any]) -> Any:
 
 
 def _place(tensor: Any, tensors: list[Any]) -> int:
-    """Return the index of a tensor in a list, to which it is added if it is not there."""
+    """Return the index of a tensor in a list; append it if it is missing."""
     for place, other in enumerate(tensors):
         if other is tensor:
             return place
@@ -183,7 +183,7 @@ def _place(tensor: Any, tensors: list[Any]) -> int:
 
 
 def _numbered(expression: Any, tensors: list[Any]) -> Any:
-    """Return an expression with places in ``tensors`` in place of the tensors."""
+    """Return an expression of sizes with each tensor replaced by its index in ``tensors``."""
     if not isinstance(expression, list):
         return expression
     name, *parts = expression
@@ -204,7 +204,7 @@ def _size(expression: Any, tensors: Any) -> int:
 
 
 def _filled(value: Any, values: dict[str, Any]) -> Any:
-    """Return a nest with the values of its texts."""
+    """Return a nest with each placeholder replaced by its value."""
     if isinstance(value, str):
         return values.get(value, value)
     if isinstance(value, list | tuple):

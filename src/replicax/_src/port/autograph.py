@@ -84,7 +84,7 @@ _ORDER = m.LessThan() | m.LessThanEqual() | m.GreaterThan() | m.GreaterThanEqual
 
 @dataclass(frozen=True)
 class Note:
-    """A statement of control flow to look at.
+    """A statement of control flow that the user must check.
 
     Attributes:
         line: The line in the original program.
@@ -103,7 +103,7 @@ class Note:
 
 @dataclass
 class Converted:
-    """The program with control flow as calls, and the statements to look at."""
+    """The program with control flow as calls, and the statements that the user must check."""
 
     code: str
     notes: list[Note] = field(default_factory=list)
@@ -345,7 +345,7 @@ class _FunctionBody:
     def _statement(
         self, node: Any, rest: Sequence[Any], defined: set[str], after: set[str]
     ) -> tuple[list[Any], bool]:
-        """Return a statement, converted, and whether the result contains the rest of the block."""
+        """Convert a statement; return it, and whether the result includes ``rest`` of the block."""
         live = live_before(rest, after)
         if isinstance(node, cst.If | cst.While) and self._is_tensor(node.test):
             try:

@@ -26,7 +26,7 @@ _TURNS = 10  # how many calls a value is followed through
 
 @dataclass(eq=False)
 class _FunctionFlow:
-    """A module or a function.
+    """The facts about symbolic tensors in one module or function, which grow until all are found.
 
     Attributes:
         outer: The function around it; None for modules and functions of modules.
@@ -49,7 +49,7 @@ class _FunctionFlow:
     gives_symbolic: bool = False
 
     def binds(self, name: str) -> bool:
-        """Whether a name is a local one."""
+        """Whether a name is a parameter or is assigned here."""
         return name in self.parameters or any(name in names for names, _ in self.assigned)
 
     def has_symbolic(self, name: str) -> bool:
@@ -63,7 +63,7 @@ class _FunctionFlow:
         return name in self.layers or (self.outer is not None and self.outer.has_layer(name))
 
     def size(self) -> int:
-        """Return how much is known."""
+        """Return the number of facts found; the search ends when it stops growing."""
         return len(self.symbolic) + len(self.layers) + self.gives_symbolic
 
 
@@ -147,7 +147,7 @@ class _SymbolicCalls:
         self._path_of = path_of
 
     def follow(self, scope: _FunctionFlow) -> None:
-        """Add what the statements of a scope say about names."""
+        """Add the names that the statements of a scope bind to symbolic tensors or layers."""
         for names, value in scope.assigned:
             if self.is_symbolic(value, scope):
                 scope.symbolic.update(names)

@@ -29,7 +29,7 @@ class DeviceContents:
 
 
 def advise(contents: DeviceContents, memory: Memory, hbm: int) -> tuple[str, ...]:
-    """Return what would bring a step nearer to the limit, the largest saving first.
+    """Return suggestions that reduce the memory of a step, the largest saving first.
 
     Args:
         contents: What a device holds.

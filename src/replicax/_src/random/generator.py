@@ -126,7 +126,7 @@ class Generator:
 
     @property
     def key(self) -> jax.Array:
-        """The key: the two words of the state that draws do not change."""
+        """The key: the two words of the state that stay the same when numbers are drawn."""
         return self._state_var.read_value()[2:]
 
     def reset_from_key_counter(self, key: Any, counter: Any) -> None:

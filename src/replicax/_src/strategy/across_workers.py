@@ -1,4 +1,4 @@
-"""AcrossWorkers: a strategy that spans several workers can leave them."""
+"""Methods of strategies on several workers: react to a resize, and leave the run."""
 
 import sys
 from collections.abc import Callable

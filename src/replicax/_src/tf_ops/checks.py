@@ -17,7 +17,7 @@ def _is_traced(*values: Any) -> bool:
 
 
 def _check(is_true: Any, message: Any, *values: Any) -> None:
-    """Raise if a condition on known values is false."""
+    """Raise if a condition is false; in a trace its value is unknown, and nothing is checked."""
     if not _is_traced(*values) and not bool(np.all(np.asarray(is_true()))):
         shown = ", ".join(str(np.asarray(value)) for value in values)
         raise InvalidArgumentError(f"{message or 'The check failed.'} Values: {shown}.")

@@ -40,7 +40,7 @@ def shaped(result: Any, *values: Any) -> Any:
 
 
 def result_dtype(dtype: Any) -> Any:
-    """Return the dtype that arrays have if ``dtype`` is asked for."""
+    """Return the dtype of results for a requested ``dtype``: 32 bits unless x64 is enabled."""
     if dtype is None:
         return None
     if dtype in (bytes, str):

@@ -26,7 +26,7 @@ class TensorShape(tuple[Any, ...]):
     is_known: bool
 
     def __new__(cls, dims: Any = None) -> Any:
-        """Make a shape of sizes, of another shape, or None for an unknown rank."""
+        """Create a shape from sizes or another shape; None stands for an unknown rank."""
         made = super().__new__(cls, () if dims is None else cls._sizes(dims))
         made.is_known = dims is not None and getattr(dims, "is_known", True)
         return made
@@ -154,7 +154,7 @@ class Module:
 
     @property
     def variables(self) -> Any:
-        """All variables of the attributes, in the order of their names."""
+        """All variables in attributes, in the order of the attributes' names."""
         return tuple(v for v in _found(self, {}) if _is_variable(v))
 
     @property
@@ -174,7 +174,7 @@ class Module:
 
     @classmethod
     def with_name_scope(cls, method: Any) -> Any:
-        """Run a method under the name of its module."""
+        """Decorate a method to run in the name scope of its module."""
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -257,7 +257,7 @@ class TensorArray:
         return self._size
 
     def write(self, index: Any, value: Any, name: str | None = None) -> Any:
-        """Return the list with one array replaced."""
+        """Return the TensorArray with one array replaced; as in TensorFlow, use the result."""
         new = as_tensor(value, self.dtype)
         array, size = self._array, self._size
         if not isinstance(index, jax.core.Tracer) and int(index) >= size:
@@ -275,37 +275,37 @@ class TensorArray:
         return made
 
     def read(self, index: Any, name: str | None = None) -> Any:
-        """Return one array."""
+        """Return the array at an index."""
         return self.stack()[index]
 
     def stack(self, name: str | None = None) -> Any:
-        """Return all arrays as one, along a new first axis."""
+        """Stack all arrays along a new first axis."""
         if self._array is None:
             return jnp.zeros((self._size,), result_dtype(self.dtype))
         return self._array
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
-        """Return some arrays as one."""
+        """Stack the arrays at some indices along a new first axis."""
         return self.stack()[as_tensor(indices)]
 
     def concat(self, name: str | None = None) -> Any:
-        """Return all arrays joined along their first axis."""
+        """Concatenate all arrays along their first axis."""
         x = self.stack()
         return x.reshape(-1, *x.shape[2:])
 
     def unstack(self, value: Any, name: str | None = None) -> Any:
-        """Return a list of the slices of an array."""
+        """Return a TensorArray of the slices of an array along its first axis."""
         return self._with(as_tensor(value, self.dtype))
 
     def scatter(self, indices: Any, value: Any, name: str | None = None) -> Any:
-        """Return the list with several arrays replaced."""
+        """Return the TensorArray with the arrays at several indices replaced."""
         made = self
         for i, each in zip(np.asarray(indices), as_tensor(value), strict=True):
             made = made.write(int(i), each)
         return made
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> Any:
-        """Return a list of equally long parts of an array."""
+        """Return a TensorArray of equally long parts of an array."""
         sizes = {int(n) for n in np.asarray(lengths)}
         if len(sizes) != 1:
             raise InvalidArgumentError(
@@ -315,7 +315,7 @@ class TensorArray:
         return self._with(x.reshape(-1, sizes.pop(), *x.shape[1:]))
 
     def identity(self) -> Any:
-        """Return the list."""
+        """Return the TensorArray."""
         return self
 
     def close(self, name: str | None = None) -> None:

@@ -16,7 +16,7 @@ _KINDS = frozenset(["KerasTensor", "SymbolicSize"])
 
 
 def accept_symbolic(namespace: str) -> None:
-    """Let the functions of a public namespace take Keras's symbolic tensors.
+    """Make the functions of a public namespace accept Keras's symbolic tensors.
 
     Args:
         namespace: The name of the module, whose functions are replaced.
@@ -52,7 +52,7 @@ def _accepting(function: Any, namespace: str, name: str) -> Callable[..., Any]:
 
 
 def _is_symbolic(value: Any) -> bool:
-    """Whether a nest of arguments has a symbolic tensor, or a size of one, in it.
+    """Whether a nest of arguments contains a symbolic tensor, or the size of one.
 
     Classes are compared by name: this is asked at every call, and Keras may not be imported.
     """

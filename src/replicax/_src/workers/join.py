@@ -325,11 +325,11 @@ def statuses(address: str, token: str) -> Iterator[Message]:
 
 
 class _WrongHubError(RollCallError):
-    """What listens at the address of worker 0 is no hub of this run."""
+    """The process that listens at the address of worker 0 is not the hub of this run."""
 
 
 class _SilentHubError(_WrongHubError):
-    """What listens there has said nothing for a while: perhaps a hub on a busy machine."""
+    """The listening process accepts connections but does not answer: perhaps a busy hub."""
 
 
 def _receive_or_raise(wire: Wire, otherwise: str) -> Message:

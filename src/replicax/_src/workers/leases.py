@@ -17,7 +17,7 @@ _ENDING = "ending"  # the file that says that the launcher ends all workers
 
 @dataclass(frozen=True)
 class Lease:
-    """A worker's request for more time.
+    """A worker's request to run beyond the launcher's grace period.
 
     Attributes:
         until: When it expires, by the monotonic clock, which all processes of a machine share.

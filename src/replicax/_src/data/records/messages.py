@@ -347,7 +347,7 @@ class Int64List(_List[int]):
 
 
 def as_message(kind: type[Any], value: Any) -> Any:
-    """Return `value` as a message of type `kind`; it may be one, a dict of fields, or None."""
+    """Convert `value` to a message of type `kind`: from a dict of its fields, or None for empty."""
     if isinstance(value, kind):
         return value
     if value is None or isinstance(value, Mapping):

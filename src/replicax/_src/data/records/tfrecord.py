@@ -79,7 +79,7 @@ class TextFormat:
     compression: str = ""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Yield lists of lines."""
+        """Yield the lines of the file, in lists of one chunk each."""
         rest: list[bytes] = []
         for chunk in chunks(path, self.compression):
             lines = chunk.split(b"\n")

@@ -317,7 +317,11 @@ def _constant(
 
 
 def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
-    """Call `call`; if it needs the replica axis return None, or the first replica's draw."""
+    """Return `call()`, or None if its value differs between replicas.
+
+    It differs if the code needs the replica axis. Random numbers are the exception: initial values
+    are the first replica's, so if the code `draws`, return the first replica's draw.
+    """
     with concrete():
         try:
             return call()
