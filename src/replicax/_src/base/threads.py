@@ -96,6 +96,8 @@ class DeferredSignals:
         if threading.get_ident() != _main:
             return
         frame = sys._getframe(1)  # noqa: SLF001
+        # The owner may have left without `__exit__`, if a signal interrupted that: then its frame
+        # is no longer on the stack, and this block is not nested in it.
         if self._owner is not None and _is_running(self._owner, frame):
             self._depth += 1
         else:
@@ -107,6 +109,7 @@ class DeferredSignals:
         if self._depth:
             self._depth -= 1
             return
+        # From here on, a stand-in that is not restored yet passes its signal on.
         self._owner = None
         try:
             self._restore()
@@ -126,7 +129,7 @@ class DeferredSignals:
             # Pop and call in C: no other handler can run in between and lose a signal.
             _exhaust(map(call, map(call, repeat(waiting.popleft, len(waiting)))))
         finally:
-            self.deliver()
+            self.deliver()  # the signals after one whose handler raised
 
     def let_in(self, fn: Callable[[], Any]) -> Any:
         """Call the user's function ``fn`` inside the block, with signals not deferred meanwhile."""
@@ -175,7 +178,7 @@ class DeferredSignals:
         if self._owner is not None and _is_running(self._owner, frame):
             self._waiting.append(partial(real, number, frame))
             return
-        try:
+        try:  # left over from a block that has ended
             _set(number, real)
         finally:
             real(number, frame)

@@ -184,6 +184,7 @@ def all_gather(
         check_gathered(shapes, axis)
         return [tuple(s[axis] for s in shapes)] * len(own)
 
+    # The sizes are exchanged in Python: the result needs a static shape, and `x` may be a tracer.
     call = Call(f"all_gather(axis={axis})", {_STRUCTURE: structure})
     sizes = seat.rendezvous.meet(
         seat.replica, call, x.shape, settle, timeout=options.timeout_seconds
@@ -224,7 +225,7 @@ def _reduce_now(
     def settle(rows: list[Any]) -> list[Any]:
         _check_reduced(rows)
         columns = list(zip(*rows, strict=True))
-        on_host = not is_array(columns[0][0])
+        on_host = not is_array(columns[0][0])  # called back from a program
         if on_host and seat.topology.is_fully_addressable:
             return [[_host_reduction(op, c) for c in columns]] * len(rows)
         values = [pieces(c, seat.topology) for c in columns]

@@ -249,7 +249,7 @@ class Run:
         return replace(self, path=path, outer=outer, floors=floors)
 
     def fixed(self) -> "Run":
-        """Return the run for elements that are stored and reused, such as the input of a cache."""
+        """Return a run with the same random order in each epoch, for elements that are cached."""
         return replace(self, path=(), is_fixed=True, floors=(0,) * len(self.floors))
 
     def origin(self, seeds: Seeds) -> Origin:

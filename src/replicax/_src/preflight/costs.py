@@ -106,7 +106,7 @@ class Cost:
             whichever is longer; without asynchronous copies and collectives.
         waiting: The time in which the device waits for collectives, if asynchronous ones run
             concurrently with the operations between their start and finish.
-        collectives: Their sums, by kind, group size, hosts and source line.
+        collectives: The totals of the collectives, by kind, group size, hosts and source line.
         notes: Descriptions of costs that could not be counted, and how often they occurred.
     """
 

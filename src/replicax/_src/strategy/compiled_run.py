@@ -250,7 +250,7 @@ class _Traced:
             arrays, state = inputs[: len(inputs) - len(reads)], inputs[len(inputs) - len(reads) :]
             local = [s[0] if c.per_replica else s for s, c in zip(state, reads, strict=True)]
             results = self._call(*arrays, *local)
-            for i in self._equal_outputs:
+            for i in self._equal_outputs:  # without the axis of its own that each replica adds
                 results[i] = results[i][0]
             flags = []
             for i in may_diverge:

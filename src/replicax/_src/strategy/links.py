@@ -158,11 +158,13 @@ class ThreadLink:
         topology = self.seat.topology
 
         def settle(rows: list[Any]) -> list[Any]:
+            # By repr, because 1 and 1.0, or 0.0 and -0.0, are equal but not interchangeable.
             same = [
                 all(repr(x) == repr(column[0]) for x in column)
                 for column in zip(*rows, strict=True)
             ]
             shared = repr([x if alike else None for x, alike in zip(rows[0], same, strict=True)])
+            # All workers must convert the same numbers: they are about to run one program.
             if not equal_across(shared, topology, f"the numbers given to {purpose}"):
                 same = [False] * len(same)
             return [same] * len(rows)

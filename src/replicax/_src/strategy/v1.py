@@ -106,7 +106,7 @@ class _HasArrays(type):
 
 
 class TensorInfo:
-    """The namespace of `CompositeTensor`.
+    """TensorFlow's class of that name, of which only `CompositeTensor` exists here.
 
     Example:
         >>> composite = rx.compat.v1.TensorInfo.CompositeTensor

@@ -144,6 +144,7 @@ class Notice:
         with self._changed:
             if self._thread is None:
                 return bool(self._signalled)
+            # No step may begin here while the workers agree on the last one.
             self._changed.wait_for(lambda: not self._holds)
             if self._stop_at is not None and self._begun >= self._stop_at:
                 return True
@@ -236,6 +237,8 @@ class Notice:
         """Return the reasons of all workers, once a signal has had time to reach all of them."""
         if not self._leaving(seen):
             return seen
+        # A scheduler signals the workers of a job one by one: what looks like the preemption of one
+        # may be the end of all.
         time.sleep(_SETTLE)
         return gather("settled", self._reason(), lambda: False)
 

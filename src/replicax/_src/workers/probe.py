@@ -56,6 +56,7 @@ def require_reachable(group: Group, service: str, host: str) -> None:
             failures.
     """
     if os.environ.get(PROBE_VARIABLE) == "0":
+        # The other workers may have no such setting, and wait for these exchanges.
         group.exchange("probe", None, lambda: False)
         group.exchange("probed", [], lambda: False)
         return
@@ -66,6 +67,7 @@ def require_reachable(group: Group, service: str, host: str) -> None:
         if service and wire.split_address(service)[0] != host:
             targets.append(("JAX's coordination service", service))
         faults = _failures(group.describe(group.facts.index), targets)
+        # Also a barrier: the listener stays open until all have tried to connect.
         found = group.exchange("probed", faults, lambda: False)
     faults = [fault for one in found for fault in one]
     if faults:

@@ -77,6 +77,7 @@ class Resizes:
 
     def counts(self, last: int) -> dict[int, int]:
         """Return how many steps each survivor has taken when all continue after ``last``."""
+        # A survivor that has the results of the last step, but has not committed it, now does.
         return {
             i: self._counts[i] + (has == last and has > completed)
             for i, (has, completed) in self._survivors.items()
@@ -100,6 +101,7 @@ class Resizes:
         """Return the collective after which all survivors can continue; None if one is past it."""
         last = min(has for has, _ in self._survivors.values())
         completed = max(completed for _, completed in self._survivors.values())
+        # A step can be repeated, but not undone once a worker has completed it.
         return last if last >= max(completed, self._completed_by_others) else None
 
     def next_keeper(self, old: Keeper | None, size: int) -> Keeper | None:
@@ -107,7 +109,7 @@ class Resizes:
         self.generation += 1
         self.cause, self._survivors, self._completed_by_others = "", {}, 0
         if old is not None:
-            old.retire()
+            old.retire()  # it ends when all have disconnected, which this must not wait for
             self._retired.append(old)
         return self.new_keeper(size) if size > 1 and self.new_keeper is not None else None
 

@@ -314,7 +314,7 @@ class Load:
         return {"steps": self.steps, "waited": waited, **counters, **self._recent}
 
     def _goodput(self, now: float, waited: float) -> float:
-        """Return the part of this process's time after its first step, without input waits."""
+        """Return the fraction of this process's time after the first step, less input waits."""
         if self.steps and self._first is None:
             self._first = now, waited
         if self._first is None:

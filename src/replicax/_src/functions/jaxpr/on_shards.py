@@ -291,6 +291,7 @@ class _ShardedJaxpr:
         self._is_before_sums = self._has_losses = False
         for x, form in zip(self._outvars, self._out_forms, strict=True):
             self._want(x, form)
+        # Backwards, because how to compute a value depends on the forms in which it is used.
         for equation in reversed(equations):
             self._visit(equation)
         self._actions.reverse()
@@ -318,6 +319,8 @@ class _ShardedJaxpr:
                 self._compute_whole(equation)
         elif equation.outvars[0] in self._shards.layouts and _CalledJaxpr.of(equation) is None:
             self._compute_moved(equation)
+        # The first rule that applies counts. An equation without a rule is computed whole, which
+        # is always correct: rules can be left out, but must not be wrong.
         elif not (
             self._compute_nested(equation, wanted)
             or self._compute_branches(equation, wanted)
@@ -339,6 +342,7 @@ class _ShardedJaxpr:
         """Compute the shard of a result that `_Shards` follows; gather it if wanted whole."""
         x, (out,) = equation.invars[0], equation.outvars
         layout, given = self._shards.layouts[out], self._shards.layouts[x]
+        # The other inputs are indices, such as the start of a dynamic slice.
         params = _resized(equation, given)
         forms = (given, *(None for _ in equation.invars[1:]))
         call = lambda *xs: [equation.primitive.bind(*xs, **params)]  # noqa: E731
@@ -352,10 +356,11 @@ class _ShardedJaxpr:
             if isinstance(form, ShardLayout):
                 self._is_before_sums = True
                 total = _Sum(form, self._reduce_dtype)
+                # Converting the input to this form is the reduce-scatter: nothing is left to do.
                 self._add(_Action(((x, total),), ((v, form),), lambda part: [part]))
             elif forms:
                 rest.append((x, v))
-        if rest:
+        if rest:  # one psum sums many arrays: those of which the whole is used stay in it
             invars, outvars = map(list, zip(*rest, strict=True))
             self._compute_whole(equation.replace(invars=invars, outvars=outvars))
         return True
@@ -374,6 +379,8 @@ class _ShardedJaxpr:
                 return True
             if len(arrays) != 1 or by_part is None or sum(by_part) != 1:
                 return False
+            # Let the value before the operation be summed: a loop that stacks it can then sum each
+            # iteration's part, which it could not if the operation stood in between.
             earlier = replace(form, chain=(_Link(equation), *form.chain))
             self._add(_Action(((arrays[0], earlier),), ((out, form),), lambda part: [part]))
             return True
@@ -382,6 +389,8 @@ class _ShardedJaxpr:
             return False
         shape, params = form.part_shape, equation.params
 
+        # Elementwise operations compute shards as they compute whole arrays. Only a broadcast has
+        # the shape of its result among its parameters.
         def call(*xs: Any) -> list[Any]:
             if equation.primitive.name != "broadcast_in_dim":
                 return [equation.primitive.bind(*xs, **params)]
@@ -563,6 +572,8 @@ class _ShardedJaxpr:
         return _is_addition(equation) and any(map(self._is_accumulated, equation.invars))
 
     def _is_accumulated(self, x: Any) -> bool:
+        # Follow the value back, through elementwise operations, to a carry of this loop or to the
+        # result of an earlier one.
         while isinstance(x, jaxprs.Var):
             if x in self._jaxpr.invars:
                 return isinstance(self._in_forms[self._jaxpr.invars.index(x)], _Sum)
