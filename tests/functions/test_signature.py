@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._src.functions.signature import RaggedArgument, static_key, take_apart
+from replicax._src.functions.signature import RaggedArgument, flatten_arguments, static_key
 
 
 def key(*args, **kwargs):
-    return take_apart(args, kwargs).key
+    return flatten_arguments(args, kwargs).key
 
 
 class Thing:
@@ -130,12 +130,12 @@ json_like = st.recursive(
 @settings(max_examples=40)
 @given(json_like)
 def test_arguments_are_put_back_as_they_were(value):
-    apart = take_apart((value,), {"k": value})
+    arguments = flatten_arguments((value,), {"k": value})
 
-    args, kwargs = apart.with_arrays(apart.arrays)
+    args, kwargs = arguments.with_arrays(arguments.arrays)
 
     assert (args, kwargs) == ((value,), {"k": value})
-    assert hash(apart.key) == hash(take_apart((value,), {"k": value}).key)
+    assert hash(arguments.key) == hash(flatten_arguments((value,), {"k": value}).key)
 
 
 def test_the_key_of_an_object_dies_with_it():
@@ -148,9 +148,9 @@ def test_the_key_of_an_object_dies_with_it():
 
 
 def test_names_tell_where_a_leaf_stands():
-    apart = take_apart((1, {"a": [2, 3]}), {"k": (4,)})
+    arguments = flatten_arguments((1, {"a": [2, 3]}), {"k": (4,)})
 
-    names = apart.names(lambda x, y, k: 0)
+    names = arguments.names(lambda x, y, k: 0)
 
     assert names == [
         "argument 'x'",

@@ -138,7 +138,7 @@ def _key(x: Any, within: tuple[int, ...]) -> Any:
     inside = (*within, id(x))
     for kinds, look in _LOOKS:
         if issubclass(kind, kinds):
-            found = look(x, lambda held: _key(held, inside))
+            found = look(x, lambda part: _key(part, inside))
             bare = kind in _BARE or _is_member(x)
             own = None if bare else _attributes(x, kind, kinds)
             return (kind, found, _key(own, inside)) if own else (kind, found)
@@ -150,9 +150,9 @@ def _object(x: Any, kind: Any, inside: tuple[int, ...]) -> Any:
         return (kind, x) if _has_own_hash(x, kind) else Identity(x)
     if hasattr(kind, "__dataclass_fields__"):
         return _dataclass(x, kind, inside)
-    held, treedef = jax.tree.flatten(x, is_leaf=lambda y: y is not x)
-    if len(held) != 1 or held[0] is not x:  # a pytree inside a value that is not one
-        return structure_key(treedef), tuple(_key(y, inside) for y in held)
+    leaves, treedef = jax.tree.flatten(x, is_leaf=lambda y: y is not x)
+    if len(leaves) != 1 or leaves[0] is not x:  # a pytree inside a value that is not one
+        return structure_key(treedef), tuple(_key(y, inside) for y in leaves)
     if kind.__hash__ is object.__hash__:
         return Identity(x)
     own = _attributes(x, kind)
@@ -203,9 +203,9 @@ def _attributes(x: Any, kind: Any, known: Any = ()) -> dict[str, Any] | None:
         table = {}
     found = {n: v for n, v in table.items() if not _is_cached(kind, n)}
     for name in slots:
-        held = getattr(x, name, _MISSING)
-        if held is not _MISSING:
-            found[name] = held
+        value = getattr(x, name, _MISSING)
+        if value is not _MISSING:
+            found[name] = value
     return found
 
 

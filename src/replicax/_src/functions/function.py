@@ -53,9 +53,9 @@ from replicax._src.functions.signature import (
     Arguments,
     conform,
     examples,
+    flatten_arguments,
     key_of,
     shape_of,
-    take_apart,
     why_new,
 )
 from replicax._src.state.declaration import notify_of_new_variables
@@ -217,15 +217,15 @@ class Function(Generic[_P, _R_co]):
     def _run_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program for the arguments, or Python if no program can take them."""
         try:
-            return self._run(self._taken_apart(args, kwargs))
+            return self._run(self._flatten_arguments(args, kwargs))
         except PythonFallback:
             run = functools.partial(self._run_in_python, args, kwargs)
         return run_as_step(run)
 
-    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    def _flatten_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Split the arguments; a collective if workers must agree on the shapes of their parts."""
         try:
-            return take_apart(args, kwargs, orders_keywords=self._orders_keywords)
+            return flatten_arguments(args, kwargs, orders_keywords=self._orders_keywords)
         except WorkerLostError as error:
             raise elastic.interruption(error) from error
 
@@ -288,7 +288,7 @@ class Function(Generic[_P, _R_co]):
         if not args and not kwargs and self._signature is not None:
             args = self._signature
         given, named = examples((args, kwargs), ambient_strategy())
-        arguments = take_apart(given, named, orders_keywords=self._orders_keywords)
+        arguments = flatten_arguments(given, named, orders_keywords=self._orders_keywords)
         key = key_of(arguments)
         programs = self._programs.get(key) or [self._traced(arguments, 0)]
         return ConcreteFunction(self, programs[0], arguments)

@@ -126,7 +126,7 @@ class Record:
         return operations, reached
 
 
-class Question:
+class GradientRequest:
     """A request for gradients of a recording with respect to `sources`.
 
     Attributes:

@@ -209,9 +209,9 @@ class ReachableObjects:
             edges += self._named(own, names, f"{label}.")
         slots = slot_names(type(x))
         for name in slots if blind else self._names.intersection(slots):
-            held = _slot(x, name)
-            self._looked.append((functools.partial(_slot, x), name, held))
-            edges.append(Edge(f"{label}.{name}", None if held is _MISSING else held))
+            value = _slot(x, name)
+            self._looked.append((functools.partial(_slot, x), name, value))
+            edges.append(Edge(f"{label}.{name}", None if value is _MISSING else value))
         return [*edges, *self._inherited(type(x), label)]
 
     def _inherited(self, kind: type, label: str) -> list[Edge]:
@@ -232,12 +232,12 @@ class ReachableObjects:
         return Identity(x), [*edges, *self._inherited(x, label)]
 
     def _mapping(self, x: dict[Any, Any], label: str) -> tuple[Any, list[Edge]]:
-        keys, held = list(x), list(x.values())
+        keys, values = list(x), list(x.values())
         self._sized.append((x, len(x)))
         self._looked += [(x.get, k, v) for k, v in x.items()]
         self._checks.append(lambda: all(map(operator.is_, x, keys)))  # in the same order
         fact = (type(x), tuple(map(static_key, keys)))
-        edges = [Edge(f"{label}[{k!r}]", v) for k, v in zip(keys, held, strict=True)]
+        edges = [Edge(f"{label}[{k!r}]", v) for k, v in zip(keys, values, strict=True)]
         return fact, edges + self._besides(x, label)
 
     def _besides(self, x: Any, label: str) -> list[Edge]:
@@ -249,11 +249,11 @@ class ReachableObjects:
         return factory + self._attributes(x, label) if has_more else factory
 
     def _box(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
-        held = list(x)
+        items = list(x)
         if not isinstance(x, tuple | frozenset):
-            self._checks.append(lambda: len(x) == len(held) and all(map(operator.is_, x, held)))
-        edges = [Edge(f"{label}[{i}]", v) for i, v in enumerate(held)]
-        fact = (type(x), len(held), getattr(x, "maxlen", None))
+            self._checks.append(lambda: len(x) == len(items) and all(map(operator.is_, x, items)))
+        edges = [Edge(f"{label}[{i}]", v) for i, v in enumerate(items)]
+        fact = (type(x), len(items), getattr(x, "maxlen", None))
         return fact, edges + self._besides(x, label)
 
     def _method(self, x: MethodType, label: str) -> tuple[Any, list[Edge]]:
@@ -267,8 +267,8 @@ class ReachableObjects:
         ]
 
     def _wrapped(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
-        held = [x.fget, x.fset] if isinstance(x, property) else [x.__func__]
-        return type(x), [Edge(label, f) for f in held]
+        functions = [x.fget, x.fset] if isinstance(x, property) else [x.__func__]
+        return type(x), [Edge(label, f) for f in functions]
 
     def _module(self, x: ModuleType, label: str) -> tuple[Any, list[Edge]]:
         if is_library(x.__name__):

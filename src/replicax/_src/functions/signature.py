@@ -96,7 +96,7 @@ def _parameter(path: Sequence[Any], parameters: Sequence[str]) -> str:
     return f"argument {parameters[which.idx]!r}{rest}" if known else f"argument {which.idx}{rest}"
 
 
-def take_apart(  # noqa: C901 - one case for each kind of container
+def flatten_arguments(  # noqa: C901 - one case for each kind of container
     args: tuple[Any, ...], kwargs: dict[str, Any], *, orders_keywords: bool = True
 ) -> Arguments:
     """Split the arguments of a call into a cache key and arrays.

@@ -19,8 +19,8 @@ from replicax._src.compat.jax import unrecorded
 from replicax._src.context.current import current, entered
 from replicax._src.functions.gradients import (
     DerivativeGuard,
+    GradientRequest,
     Operation,
-    Question,
     Record,
     has_variable,
     of_places,
@@ -233,10 +233,10 @@ class GradientTape:
                 f"tape.gradient got {len(targets)} targets and {len(weights)} output_gradients;"
                 " give one for each, or None for ones."
             )
-        with self._asked(sources, unconnected_gradients) as question:
-            found = question.answer(targets, [value_of(w) for w in weights])
+        with self._request(sources, unconnected_gradients) as request:
+            found = request.answer(targets, [value_of(w) for w in weights])
         for tape in current().tapes:
-            for source, zeros in question.zeros:
+            for source, zeros in request.zeros:
                 tape.note_zeros(source, zeros)
         return found
 
@@ -270,9 +270,9 @@ class GradientTape:
         """
         target = _one_array(target, "jacobian")
         rows = jnp.eye(target.size, dtype=target.dtype).reshape(target.size, *target.shape)
-        with self._asked(sources, unconnected_gradients) as question:
+        with self._request(sources, unconnected_gradients) as request:
             found = _for_each(
-                lambda row: question.answer_recorded(target, row), rows, experimental_use_pfor
+                lambda row: request.answer_recorded(target, row), rows, experimental_use_pfor
             )
         return jax.tree.map(lambda g: g.reshape(*target.shape, *g.shape[1:]), found)
 
@@ -315,9 +315,9 @@ class GradientTape:
             )
         size = target[0].size
         columns = jnp.eye(size, dtype=target.dtype).reshape(size, 1, *target.shape[1:])
-        with self._asked(source, unconnected_gradients) as question:
+        with self._request(source, unconnected_gradients) as request:
             found = _for_each(
-                lambda c: question.answer_recorded(target, jnp.broadcast_to(c, target.shape)),
+                lambda c: request.answer_recorded(target, jnp.broadcast_to(c, target.shape)),
                 columns,
                 experimental_use_pfor,
             )
@@ -380,15 +380,17 @@ class GradientTape:
         return self._record
 
     @contextmanager
-    def _asked(self, sources: Any, unconnected: UnconnectedGradients | str) -> Iterator[Question]:
+    def _request(
+        self, sources: Any, unconnected: UnconnectedGradients | str
+    ) -> Iterator[GradientRequest]:
         arrays = map_in_order(plain, sources, has_variable)
-        question = Question(self._live(), arrays, UnconnectedGradients.parse(unconnected))
+        request = GradientRequest(self._live(), arrays, UnconnectedGradients.parse(unconnected))
         with ExitStack() as stack:
             if not self._persistent:
-                self._cells, self._record = list(question.record.reads), None
+                self._cells, self._record = list(request.record.reads), None
                 if self in current().tapes:
                     stack.enter_context(self._paused())
-            yield question
+            yield request
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from replicax._src.functions.boundary import Fields, Outputs
 from replicax._src.functions.function import BoundFunction, Function
 from replicax._src.functions.jaxpr.lift import lift
 from replicax._src.functions.program import Program
-from replicax._src.functions.signature import Arguments, take_apart
+from replicax._src.functions.signature import Arguments, flatten_arguments
 from replicax._src.preflight.advice import DeviceContents
 from replicax._src.preflight.targets import Target, move_to, redeclare_variables
 from replicax._src.state.cell import Cell
@@ -95,7 +95,7 @@ class Step:
         given = tuple(args), dict(kwargs)
         is_partial = any(map(is_ragged, jax.tree.leaves(given, is_leaf=is_distributed)))
         filled = jax.tree.map(_full_batch, given, is_leaf=is_distributed)
-        return cls(function, take_apart(*filled), _PARTIAL_BATCH if is_partial else ())
+        return cls(function, flatten_arguments(*filled), _PARTIAL_BATCH if is_partial else ())
 
     def cores(self) -> int:
         """Return the number of logical devices per replica of its strategy."""

@@ -21,7 +21,7 @@ from replicax._src.compat.jax import ordered_effect
 from replicax._src.functions.boundary import Fields, Outputs, replica_value
 from replicax._src.functions.jaxpr.cpu_kernels import with_cpu_kernels
 from replicax._src.functions.jaxpr.lift import Lifted, lift, number_collectives
-from replicax._src.functions.signature import Arguments, take_apart
+from replicax._src.functions.signature import Arguments, flatten_arguments
 from replicax._src.state.agreement import agreed_value
 from replicax._src.state.cell import Cell
 from replicax._src.state.hooks import created_variables
@@ -67,7 +67,7 @@ def run_ragged(
         CannotTrace: If that is not possible; no variable was written.
         ReplicaError: If the replicas would not reach the same collectives.
     """
-    calls = [take_apart(*select(call, i)) for i in range(len(topology.local_replicas))]
+    calls = [flatten_arguments(*select(call, i)) for i in range(len(topology.local_replicas))]
     shapes = tuple(
         x.form.all_specs for x in jax.tree.leaves(call, is_leaf=is_distributed) if is_ragged(x)
     )

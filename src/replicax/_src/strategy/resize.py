@@ -102,10 +102,10 @@ class _Moved:
         self._save_totals()
         self._save_cells()
         for value in live_values():
-            held = value.stored
-            if isinstance(held, Joined):
-                self._values.append((value, _to_host(held.array)))
-            elif held.topology is not None and not held.topology.is_fully_addressable:
+            form = value.stored
+            if isinstance(form, Joined):
+                self._values.append((value, _to_host(form.array)))
+            elif form.topology is not None and not form.topology.is_fully_addressable:
                 self._values.append((value, None))
 
     def _save_totals(self) -> None:
