@@ -113,7 +113,7 @@ class Sheet:
             for row in self._shown():
                 table.add_row(*(_text.Text(short(cell)) for cell in row))
             yield table
-        for note in self._said():
+        for note in self._all_notes():
             yield _text.Text(short(note, 1000), "dim")
 
     def __str__(self) -> str:
@@ -131,13 +131,13 @@ class Sheet:
         body = f"<table>{''.join(facts)}</table>" if facts else ""
         if self.columns:
             body += html_table(self.columns, self._shown())
-        notes = "".join(f"<p>{escaped(note, 1000)}</p>" for note in self._said())
+        notes = "".join(f"<p>{escaped(note, 1000)}</p>" for note in self._all_notes())
         return f"<div><b>{escaped(self.title)}</b>{body}{notes}</div>"
 
     def _shown(self) -> tuple[tuple[str, ...], ...]:
         return self.rows[:MOST_ROWS]
 
-    def _said(self) -> tuple[str, ...]:
+    def _all_notes(self) -> tuple[str, ...]:
         left = len(self.rows) - MOST_ROWS
         return (*((f"... and {left:,} rows more",) if left > 0 else ()), *self.notes)
 
@@ -178,10 +178,10 @@ class Drawing:
         self._parts: list[str] = []
 
     def rect(  # noqa: PLR0913 - x, y, width and height are one thing
-        self, x: float, y: float, width: float, height: float, fill: str, *, says: str = ""
+        self, x: float, y: float, width: float, height: float, fill: str, *, tooltip: str = ""
     ) -> None:
-        """Add a rectangle; ``says`` is its tooltip."""
-        tip = f"<title>{escaped(says, 400)}</title>" if says else ""
+        """Add a rectangle; ``tooltip`` is shown on hover."""
+        tip = f"<title>{escaped(tooltip, 400)}</title>" if tooltip else ""
         self._parts.append(
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
             f' fill="{fill}">{tip}</rect>'
@@ -197,9 +197,11 @@ class Drawing:
             f' font-size="12" font-family="system-ui, sans-serif">{escaped(said)}</text>'
         )
 
-    def line(self, points: Iterable[tuple[float, float]], colour: str, *, says: str = "") -> None:
-        """Add a line through points; ``says`` is its tooltip."""
-        tip = f"<title>{escaped(says, 400)}</title>" if says else ""
+    def line(
+        self, points: Iterable[tuple[float, float]], colour: str, *, tooltip: str = ""
+    ) -> None:
+        """Add a line through points; ``tooltip`` is shown on hover."""
+        tip = f"<title>{escaped(tooltip, 400)}</title>" if tooltip else ""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5">{tip}'

@@ -259,7 +259,7 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
         drawing.text(x, high + 28, f"{value:.4g} s", anchor="middle", soft=True)
     for attempt in attempts[1:]:
         x = left + wide * attempt.began / until
-        drawing.line([(x, 10), (x, high + 10)], "#c0392b", says="started again")
+        drawing.line([(x, 10), (x, high + 10)], "#c0392b", tooltip="started again")
     for attempt in attempts:
         for index, samples in sorted(attempt.workers.items())[:_MOST_DRAWN]:
             path = [
@@ -267,7 +267,7 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
                 for p in samples.points
             ]
             colour = _COLOURS[index % len(_COLOURS)]
-            drawing.line(path, colour, says=f"worker {index}")
+            drawing.line(path, colour, tooltip=f"worker {index}")
     known = sorted({i for a in attempts for i in a.workers})[:_MOST_DRAWN]
     legend = "".join(
         f'<span><span class="swatch" style="background:{_COLOURS[i % len(_COLOURS)]}"></span>'

@@ -84,9 +84,9 @@ class Placement:
         for i, device in enumerate(columns):
             middle = left + wide * i + wide / 2 - 3
             drawing.text(middle, bottom, show_bytes(sums[short_name(device)]), anchor="middle")
-        for i, (colour, says) in enumerate(_LEGEND):
+        for i, (colour, meaning) in enumerate(_LEGEND):
             drawing.rect(130.0 * i, bottom + high - 9, 10, 10, colour)
-            drawing.text(130.0 * i + 15, bottom + high, says, soft=True)
+            drawing.text(130.0 * i + 15, bottom + high, meaning, soft=True)
         for note in _omissions(len(self.placed), len(devices)):
             drawing.text(0, bottom + 2 * high, note, soft=True)
         return str(drawing)
@@ -208,8 +208,10 @@ def _draw_part(
     is_own = one.layout.startswith("a value of its own")
     colour = _OWN if is_own else _FULL if (begin, end) == (0.0, 1.0) else _PART
     begin, end = (0.0, 1.0) if is_own else (begin, end)
-    says = f"{one.name} on {short_name(device)}: {one.layout}, {show_bytes(size)}"
-    drawing.rect(x + width * begin, y, max(width * (end - begin), 1.0), height, colour, says=says)
+    tooltip = f"{one.name} on {short_name(device)}: {one.layout}, {show_bytes(size)}"
+    drawing.rect(
+        x + width * begin, y, max(width * (end - begin), 1.0), height, colour, tooltip=tooltip
+    )
 
 
 def _omissions(variables: int, devices: int) -> list[str]:

@@ -187,8 +187,8 @@ class Timeline:
             top = high * row
             drawing.text(0, top + 16, device)
             for x, wide, kind in _pixels(self.spans[device], begin, end):
-                said = f"{device}: {kind}, {1e3 * wide * (end - begin) / _PIXELS:.2f} ms"
-                drawing.rect(left + x, top + 2, wide, high - 6, _COLOURS[kind], says=said)
+                tooltip = f"{device}: {kind}, {1e3 * wide * (end - begin) / _PIXELS:.2f} ms"
+                drawing.rect(left + x, top + 2, wide, high - 6, _COLOURS[kind], tooltip=tooltip)
         bottom, labelled = high * len(devices), 0.0
         for number, step in enumerate(steps):
             x = left + _PIXELS * (step.begin - begin) / (end - begin)

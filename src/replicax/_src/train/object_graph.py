@@ -116,8 +116,8 @@ class PythonState:
 
     def save_state(self) -> dict[str, Any]:
         """Return the state in the form that a checkpoint stores."""
-        told = self.serialize()
-        return {"py_state": (told.encode() if isinstance(told, str) else told).decode("latin-1")}
+        state = self.serialize()
+        return {"py_state": (state.encode() if isinstance(state, str) else state).decode("latin-1")}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `save_state` returned."""
