@@ -50,7 +50,7 @@ _nothing = object()
 # Hooks. Each function takes the original function of NNX and returns its replacement.
 
 
-def _backed_from_the_start(original: Any) -> Any:
+def _back_at_creation(original: Any) -> Any:
     """Back variables by an `rx.Variable` if they are created in a scope, outside of any trace."""
 
     def init(self: Any, value: Any, **metadata: Any) -> None:
@@ -67,7 +67,7 @@ def _backed_from_the_start(original: Any) -> Any:
     return init
 
 
-def _written_in_any_level(original: Any) -> Any:
+def _allow_writes_in_levels(original: Any) -> Any:
     """Skip NNX's check that a variable is written in the trace in which it was created."""
     return lambda self: None if _is_of_level(self) else original(self)
 
@@ -77,7 +77,7 @@ def _is_of_level(v: Any) -> bool:
     return current().level is not None and backing_variable(v) is not None
 
 
-def _known_to_functions(original: Any) -> Any:
+def _record_attribute_changes(original: Any) -> Any:
     """Record changes of a module's attributes, as by `eval()`, to retrace compiled functions."""
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
@@ -85,9 +85,9 @@ def _known_to_functions(original: Any) -> Any:
         if is_inside:
             _forget_at_end(self)
             old = vars(self).get(name)
-            if value is not old and is_array(old) and id(self) not in _being_made():
+            if value is not old and is_array(old) and id(self) not in _modules_under_construction():
                 _replaced.setdefault(current().level, set()).add((type(self), name))
-        if is_inside or id(self) in _being_made():
+        if is_inside or id(self) in _modules_under_construction():
             original(self, name, value)
             return
         # Compare `__dict__` only: reading the attribute could run a property or `__getattr__`.
@@ -154,26 +154,26 @@ def _leaf_is_of_trace(leaf: Any) -> bool:
     return is_traced(leaf)
 
 
-def _being_made() -> set[int]:
+def _modules_under_construction() -> set[int]:
     """Return the ids of the modules that this thread is constructing."""
     made: set[int] = _here.__dict__.setdefault("made", set())
     return made
 
 
-def _made_before_it_is_changed(original: Any) -> Any:
+def _track_construction(original: Any) -> Any:
     """Mark a module as being constructed, during which setting attributes is not a change."""
 
     def construct(cls: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        _being_made().add(id(self))
+        _modules_under_construction().add(id(self))
         try:
             original(cls, self, *args, **kwargs)
         finally:
-            _being_made().discard(id(self))
+            _modules_under_construction().discard(id(self))
 
     return construct
 
 
-def _changed_in_any_level(original: Any) -> Any:
+def _allow_changes_in_levels(original: Any) -> Any:
     """Skip NNX's check that a module is changed in the trace in which it was created."""
 
     def check(self: Any, error_msg: Any) -> None:
@@ -183,7 +183,7 @@ def _changed_in_any_level(original: Any) -> Any:
     return check
 
 
-def _written_when_it_is_whole(original: Any) -> Any:
+def _defer_writes(original: Any) -> Any:
     """Defer writes to variables until NNX has rebuilt all objects.
 
     NNX clears an object and fills it again. A write in between may synchronize the replicas, which
@@ -220,7 +220,7 @@ def _written_when_it_is_whole(original: Any) -> Any:
     return unflatten
 
 
-def _through_tapes(original: Any) -> Any:
+def _hide_tapes(original: Any) -> Any:
     """Hide the trace of an `rx.GradientTape`, which NNX would take for another trace."""
 
     def current_jax_trace() -> Any:
@@ -232,7 +232,7 @@ def _through_tapes(original: Any) -> Any:
     return current_jax_trace
 
 
-def _stepped_once(original: Any) -> Any:
+def _aggregate_gradients(original: Any) -> Any:
     """Sum the gradients over the replicas, then apply one update for all of them."""
 
     def update(self: Any, model: Any, grads: Any, /, **kwargs: Any) -> Any:
@@ -254,7 +254,7 @@ def _stepped_once(original: Any) -> Any:
     return update
 
 
-def _drawn_per_replica(original: Any) -> Any:
+def _fold_in_replica(original: Any) -> Any:
     """Fold the replica id into the drawn key: replicas draw different numbers from equal states.
 
     Replica 0 keeps the original key, so its numbers equal those of a run on one device.
@@ -274,7 +274,7 @@ def _drawn_per_replica(original: Any) -> Any:
     return draw
 
 
-def _statistics_of_all_rows(original: Any) -> Any:
+def _synchronize_statistics(original: Any) -> Any:
     """Support ``axis_name="replica"``: moments over the rows of all replicas, weighted by count."""
     signature = inspect.signature(original)
 
@@ -320,7 +320,7 @@ def _mirrored_metrics() -> Iterator[None]:
         mirrors_metrics.reset(token)
 
 
-def _mirrored_state(original: Any) -> Any:
+def _mirror_welford(original: Any) -> Any:
     """Mirror the state of ``Welford``: means and variances of replicas cannot simply be summed."""
 
     def init(self: Any, argname: str = "values") -> None:
@@ -330,7 +330,7 @@ def _mirrored_state(original: Any) -> Any:
     return init
 
 
-def _updated_by_all_rows(original: Any) -> Any:
+def _synchronize_welford(original: Any) -> Any:
     """Update the mirrored state of ``Welford`` on every replica with the rows of all replicas."""
 
     def update(self: Any, **kwargs: Any) -> None:
@@ -351,7 +351,7 @@ def _updated_by_all_rows(original: Any) -> Any:
     return update
 
 
-def _refused(original: Any) -> Any:
+def _refuse_jit(original: Any) -> Any:
     """Raise if a function with ``nnx.jit`` is called in a replica or a compiled function."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -368,21 +368,21 @@ def _refused(original: Any) -> Any:
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
-    (private.VARIABLE_INIT, _backed_from_the_start),
-    (private.CHECK_UPDATE, _written_in_any_level),
-    (private.CHECK_CONTEXT, _changed_in_any_level),
-    (private.SET_ATTRIBUTE, _known_to_functions),
-    (private.CONSTRUCT, _made_before_it_is_changed),
-    (private.CURRENT_TRACE, _through_tapes),
-    (private.UNFLATTEN, _written_when_it_is_whole),
-    (private.OPTIMIZER_UPDATE, _stepped_once),
-    (private.DRAW, _drawn_per_replica),
-    (private.COMPUTE_STATS, _statistics_of_all_rows),
-    (private.WELFORD_INIT, _mirrored_state),
-    (private.WELFORD_UPDATE, _updated_by_all_rows),
-    (private.JIT_CALL, _refused),
-    (private.SIMPLE_JIT_CALL, _refused),
-    (private.SIMPLE_JIT_PARTIAL_CALL, _refused),
+    (private.VARIABLE_INIT, _back_at_creation),
+    (private.CHECK_UPDATE, _allow_writes_in_levels),
+    (private.CHECK_CONTEXT, _allow_changes_in_levels),
+    (private.SET_ATTRIBUTE, _record_attribute_changes),
+    (private.CONSTRUCT, _track_construction),
+    (private.CURRENT_TRACE, _hide_tapes),
+    (private.UNFLATTEN, _defer_writes),
+    (private.OPTIMIZER_UPDATE, _aggregate_gradients),
+    (private.DRAW, _fold_in_replica),
+    (private.COMPUTE_STATS, _synchronize_statistics),
+    (private.WELFORD_INIT, _mirror_welford),
+    (private.WELFORD_UPDATE, _synchronize_welford),
+    (private.JIT_CALL, _refuse_jit),
+    (private.SIMPLE_JIT_CALL, _refuse_jit),
+    (private.SIMPLE_JIT_PARTIAL_CALL, _refuse_jit),
 )
 
 
