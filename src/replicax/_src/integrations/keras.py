@@ -174,7 +174,7 @@ def _copied(v: Any, memo: dict[int, Any]) -> Any:
 # Hooks. Each function takes the original function of Keras and returns its replacement.
 
 
-def _drawn_per_replica(original: Any) -> Any:
+def _mix_in_replica(original: Any) -> Any:
     """Mix the replica id into drawn seeds: replicas draw different numbers from equal states."""
 
     def draw(self: Any, ordered: bool = True) -> Any:  # noqa: FBT001, FBT002 - Keras's signature
@@ -209,7 +209,7 @@ def _drawn_per_replica(original: Any) -> Any:
 _making_global_seed = threading.Lock()
 
 
-def _carried_seed(original: Any) -> Any:
+def _allow_unseeded(original: Any) -> Any:
     """Allow unseeded random operations in scopes and in functions, which carry the seed's state.
 
     Keras refuses them in traces, where the seed would become a constant. It still does in its
@@ -228,7 +228,7 @@ def _carried_seed(original: Any) -> Any:
     return global_seed_generator
 
 
-def _seeding_all(original: Any) -> Any:
+def _seed_all(original: Any) -> Any:
     """Also seed `rx.random` and the datasets, as Keras seeds TensorFlow on every backend."""
     seed_before = CONTRACT.get(private.GET_SEED)()
     if seed_before is not None:
@@ -241,7 +241,7 @@ def _seeding_all(original: Any) -> Any:
     return set_random_seed
 
 
-def _built_once(original: Any) -> Any:
+def _build_once(original: Any) -> Any:
     """Build a layer once for all eager replicas, which would otherwise each create weights."""
 
     def maybe_build(self: Any, call_spec: Any) -> Any:
@@ -287,7 +287,7 @@ class Losses:
         layer.__dict__["_losses"] = losses
 
 
-def _synchronizable(original: Any) -> Any:
+def _accept_synchronized(original: Any) -> Any:
     """Accept ``synchronized=True`` in batch normalization, which Keras refuses on JAX."""
     signature = inspect.signature(original)
 
@@ -303,7 +303,7 @@ def _synchronizable(original: Any) -> Any:
 _MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
 
 
-def _noting_means(original: Any) -> Any:
+def _note_means(original: Any) -> Any:
     """Record losses that are means over one replica's rows; see `note_local_mean`."""
 
     @functools.wraps(original)
@@ -317,11 +317,11 @@ def _noting_means(original: Any) -> Any:
 
 
 REPLACEMENTS = (
-    (private.NEXT_SEED, _drawn_per_replica),
-    (private.GLOBAL_SEED, _carried_seed),
-    (private.SET_SEED, _seeding_all),
-    (private.MAYBE_BUILD, _built_once),
-    (private.NORMALIZATION, _synchronizable),
+    (private.NEXT_SEED, _mix_in_replica),
+    (private.GLOBAL_SEED, _allow_unseeded),
+    (private.SET_SEED, _seed_all),
+    (private.MAYBE_BUILD, _build_once),
+    (private.NORMALIZATION, _accept_synchronized),
     *keras_backend.REPLACEMENTS,
     *keras_trainer.REPLACEMENTS,
     *keras_backup.REPLACEMENTS,
@@ -348,7 +348,7 @@ def _forward(model: Any) -> tuple[Any, Any]:
     return functools.partial(model, training=False), specs
 
 
-def _known_to_functions(trainable: Any) -> Any:
+def _record_trainable(trainable: Any) -> Any:
     """Record changes of ``trainable``, so compiled functions that depend on it are retraced."""
 
     def freeze(self: Any, value: Any) -> None:
@@ -360,7 +360,7 @@ def _known_to_functions(trainable: Any) -> Any:
     return property(trainable.fget, freeze, doc=trainable.__doc__)
 
 
-def _checked_init(original: Any) -> Any:
+def _check_init(original: Any) -> Any:
     """Check that the constructor of a variable stored its value through the descriptor."""
 
     @functools.wraps(original)
@@ -374,7 +374,7 @@ def _checked_init(original: Any) -> Any:
     return init
 
 
-def _with_current_values(export: Any) -> Any:
+def _export_current_values(export: Any) -> Any:
     """Allow an export to read variables while it traces: the file keeps their current values."""
 
     @functools.wraps(export)
@@ -398,19 +398,19 @@ def attach() -> Integration:
     if why:
         variable.__init__ = refuse_in_scopes(variable.__init__, "A Keras variable", why.rstrip("."))
         return Integration(variables, pending={variable: is_pending})
-    variable.__init__ = _checked_init(variable.__init__)
+    variable.__init__ = _check_init(variable.__init__)
     variable._value = KerasBackedValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
     variable.__array_priority__ = Variable.__array_priority__
-    keras.losses.Loss.__call__ = _noting_means(keras.losses.Loss.__call__)
+    keras.losses.Loss.__call__ = _note_means(keras.losses.Loss.__call__)
     accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
     if not CONTRACT.lacks(private.LOSSES):
         keras.Layer._losses = Losses()
-    keras.Layer.trainable = _known_to_functions(keras.Layer.trainable)
-    variable.trainable = _known_to_functions(variable.trainable)
+    keras.Layer.trainable = _record_trainable(keras.Layer.trainable)
+    variable.trainable = _record_trainable(variable.trainable)
     model.__new__ = functools.wraps(model.__new__)(remembering(model.__new__))
-    model.export = _with_current_values(model.export)
+    model.export = _export_current_values(model.export)
     if not hasattr(metric, "reset_states"):  # Keras 2's name
         metric.reset_states = lambda self: self.reset_state()
     return Integration(

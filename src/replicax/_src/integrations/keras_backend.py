@@ -28,7 +28,7 @@ from replicax._src.values.placement import is_traced
 # Variables.
 
 
-def _initialized_at_once(original: Any) -> Any:
+def _initialize_eagerly(original: Any) -> Any:
     """Compute initial values eagerly, even while a function is traced."""
 
     def initialize(self: Any, initializer: Any) -> None:
@@ -38,7 +38,7 @@ def _initialized_at_once(original: Any) -> Any:
     return initialize
 
 
-def _without_layout(original: Any) -> Any:
+def _skip_layout(original: Any) -> Any:
     """Skip Keras's layout in a scope: the strategy places variables, sharded by `laid_out`."""
 
     def initialize_layout(self: Any) -> None:
@@ -98,7 +98,7 @@ def _parts(v: Any, sharding: Any, strategy: Any) -> list[int]:
     return [math.prod(mesh.shape[a] for a in axes) for axes in names]
 
 
-def _unhinted(original: Any) -> Any:
+def _skip_tensor_layout(original: Any) -> Any:
     """Return no layout for layers' outputs in a scope: XLA decides their sharding."""
 
     def get_tensor_layout(self: Any, path: str) -> Any:
@@ -110,7 +110,7 @@ def _unhinted(original: Any) -> Any:
 # Optimizers.
 
 
-def _applied_once(original: Any) -> Any:
+def _aggregate_gradients(original: Any) -> Any:
     """Sum the gradients over the replicas, then apply one update for all of them."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -120,7 +120,7 @@ def _applied_once(original: Any) -> Any:
                 return original(self, grads, trainable_variables)
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_home(variables or [], replica.strategy)
-        summed = _summed(self, list(grads), variables, replica)
+        summed = _sum_gradients(self, list(grads), variables, replica)
 
         def merge(_: Any) -> None:
             with allow_reads():
@@ -206,7 +206,7 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, bool | int | float | str) and a == b)
 
 
-def _summed(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> list[Any]:
+def _sum_gradients(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> list[Any]:
     known = variables if variables is not None else optimizer._trainable_variables
     at = [i for i, g in enumerate(grads) if g is not None]
     overwrite = [i for i in at if getattr(known[i], "overwrite_with_gradient", False)]
@@ -229,7 +229,7 @@ def _check_home(variables: list[Any], strategy: Any) -> None:
             )
 
 
-def _cut_like_its_weight(original: Any) -> Any:
+def _shard_like_weight(original: Any) -> Any:
     """Shard an optimizer slot like its weight over the logical devices of each replica."""
 
     def add(
@@ -245,7 +245,7 @@ def _cut_like_its_weight(original: Any) -> Any:
 # Statistics.
 
 
-def _synchronized_moments(original: Any) -> Any:
+def _synchronize_moments(original: Any) -> Any:
     """Support ``synchronized=True``: moments over the rows of all replicas, weighted by count."""
 
     def moments(
@@ -274,7 +274,7 @@ def _synchronized_moments(original: Any) -> Any:
 # Control flow.
 
 
-def _carried(stateful: Callable[..., Any]) -> Callable[[Any], Any]:
+def _carry_variables(stateful: Callable[..., Any]) -> Callable[[Any], Any]:
     """Replace control flow by ``stateful``, which carries variables, in scopes and functions."""
 
     def make(original: Any) -> Any:
@@ -329,17 +329,17 @@ def _map(f: Any, xs: Any) -> Any:
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
-    (private.APPLY, _applied_once),
-    (private.LOSS_SCALE_APPLY, _applied_once),
-    (private.ADD_SLOT, _cut_like_its_weight),
-    (private.INITIALIZE, _initialized_at_once),
-    (private.INITIALIZE_LAYOUT, _without_layout),
-    (private.TENSOR_LAYOUT, _unhinted),
-    (private.MOMENTS, _synchronized_moments),
-    (private.COND, _carried(cond)),
-    (private.SCAN, _carried(scan)),
-    (private.WHILE_LOOP, _carried(_while_loop)),
-    (private.SWITCH, _carried(_switch)),
-    (private.FORI_LOOP, _carried(_fori_loop)),
-    (private.MAP, _carried(_map)),
+    (private.APPLY, _aggregate_gradients),
+    (private.LOSS_SCALE_APPLY, _aggregate_gradients),
+    (private.ADD_SLOT, _shard_like_weight),
+    (private.INITIALIZE, _initialize_eagerly),
+    (private.INITIALIZE_LAYOUT, _skip_layout),
+    (private.TENSOR_LAYOUT, _skip_tensor_layout),
+    (private.MOMENTS, _synchronize_moments),
+    (private.COND, _carry_variables(cond)),
+    (private.SCAN, _carry_variables(scan)),
+    (private.WHILE_LOOP, _carry_variables(_while_loop)),
+    (private.SWITCH, _carry_variables(_switch)),
+    (private.FORI_LOOP, _carry_variables(_fori_loop)),
+    (private.MAP, _carry_variables(_map)),
 )

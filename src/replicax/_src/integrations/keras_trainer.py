@@ -38,7 +38,7 @@ _STEPS = {
 }
 
 
-def _entering(name: str) -> Callable[[Any], Any]:
+def _enter_scope(name: str) -> Callable[[Any], Any]:
     """Run a method of a model in the model's scope, because it creates slots and metrics.
 
     The wrapped method raises `ScopeError` in the scope of another strategy.
@@ -91,7 +91,7 @@ def _warn_of_unused_strategy(model: Any, method: str) -> None:
         )
 
 
-def _naming_optax(original: Any) -> Any:
+def _explain_optax(original: Any) -> Any:
     """Explain Keras's refusal of an Optax optimizer."""
 
     @functools.wraps(original)
@@ -192,7 +192,7 @@ def _check_part(v: Any, home: Any, what: str) -> None:
 # The steps.
 
 
-def _stateless(original: Any) -> Any:
+def _return_empty_state(original: Any) -> Any:
     """Return empty state: it stays in the variables, and is not passed through the step."""
 
     def get_state(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +215,7 @@ _GROUPS = {
 }
 
 
-def _making(kind: str) -> Callable[[Any], Any]:
+def _compile_with_function(kind: str) -> Callable[[Any], Any]:
     """Compile the train, test or predict function of a model with `rx.function`."""
     attribute = f"{kind}_function"
 
@@ -246,7 +246,7 @@ def _making(kind: str) -> Callable[[Any], Any]:
 def _step(model: Any, kind: str) -> Callable[[Any], Any]:
     """Return a function of a batch that runs one step of ``model`` on its variables."""
     method = getattr(model, f"{kind}_step")
-    is_called = _takes_data_alone(method)
+    is_called = _has_tensorflow_signature(method)
 
     def step(data: Any) -> Any:
         if (level := current().level) is not None:  # even if the model has no variables
@@ -264,7 +264,7 @@ def _step(model: Any, kind: str) -> Callable[[Any], Any]:
     return step
 
 
-def _takes_data_alone(step: Callable[..., Any]) -> bool:
+def _has_tensorflow_signature(step: Callable[..., Any]) -> bool:
     """Whether a step has TensorFlow's signature ``step(data)``, and so updates variables itself."""
     known = inspect.signature(step).parameters.values()
     by_place = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -272,7 +272,7 @@ def _takes_data_alone(step: Callable[..., Any]) -> bool:
     return len(needed) == 1 and all(p.name != "data" for p in by_place[1:])
 
 
-def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
+def _accept_tensorflow_step(kind: str) -> Callable[[Any], Any]:
     """Let a user's step with TensorFlow's signature call ``super().train_step(data)``."""
 
     def make(original: Any) -> Any:
@@ -286,7 +286,7 @@ def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
     return make
 
 
-def _without_call(original: Any) -> Any:
+def _skip_symbolic_build(original: Any) -> Any:
     """Do not build the model before a step with TensorFlow's signature, whose first call does.
 
     Keras would build the model by calling it on the data. Such a step may call it on something
@@ -295,7 +295,7 @@ def _without_call(original: Any) -> Any:
 
     def symbolic_build(self: Any, *args: Any, **kwargs: Any) -> None:
         step = _STEPS.get(_running.get(), "")
-        builds = step and _takes_data_alone(getattr(self, step))
+        builds = step and _has_tensorflow_signature(getattr(self, step))
         if home_of(self) is None or not (builds or type(self).call is Model.call):
             original(self, *args, **kwargs)
 
@@ -319,7 +319,7 @@ def _stateless_step(model: Any, kind: str, step: Callable[..., Any], data: Any) 
     return outputs
 
 
-def _unplaced_batches(original: Any) -> Any:
+def _skip_batch_placement(original: Any) -> Any:
     """Do not place batches on devices while iterating: the step does."""
 
     def get_iterator(self: Any) -> Any:
@@ -330,7 +330,7 @@ def _unplaced_batches(original: Any) -> Any:
     return get_iterator
 
 
-def _not_placed(original: Any) -> Any:
+def _skip_data_placement(original: Any) -> Any:
     """Do not place data by keras.distribution in a scope."""
 
     def distribute_data(data: Any, layouts: Any = None) -> Any:
@@ -342,7 +342,7 @@ def _not_placed(original: Any) -> Any:
 # Callbacks.
 
 
-def _on_chief(original: Any) -> Any:
+def _run_on_chief(original: Any) -> Any:
     """Run a callback's method that writes files on the first worker only."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -357,26 +357,26 @@ def _on_chief(original: Any) -> Any:
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
-    (private.COMPILE, lambda original: _entering("compile")(_naming_optax(original))),
-    (private.FIT, _entering("fit")),
-    (private.EVALUATE, _entering("evaluate")),
-    (private.PREDICT, _entering("predict")),
-    (private.TRAIN_ON_BATCH, _entering("train_on_batch")),
-    (private.TEST_ON_BATCH, _entering("test_on_batch")),
-    (private.PREDICT_ON_BATCH, _entering("predict_on_batch")),
-    (private.GET_STATE, _stateless),
-    (private.TRAIN_STEP, _taking_data_alone("train")),
-    (private.TEST_STEP, _taking_data_alone("test")),
-    (private.PREDICT_STEP, _taking_data_alone("predict")),
-    (private.SYMBOLIC_BUILD, _without_call),
-    (private.EPOCH_BATCHES, _unplaced_batches),
-    (private.DISTRIBUTE_DATA, _not_placed),
-    (private.MAKE_TRAIN_FUNCTION, _making("train")),
-    (private.MAKE_TEST_FUNCTION, _making("test")),
-    (private.MAKE_PREDICT_FUNCTION, _making("predict")),
+    (private.COMPILE, lambda original: _enter_scope("compile")(_explain_optax(original))),
+    (private.FIT, _enter_scope("fit")),
+    (private.EVALUATE, _enter_scope("evaluate")),
+    (private.PREDICT, _enter_scope("predict")),
+    (private.TRAIN_ON_BATCH, _enter_scope("train_on_batch")),
+    (private.TEST_ON_BATCH, _enter_scope("test_on_batch")),
+    (private.PREDICT_ON_BATCH, _enter_scope("predict_on_batch")),
+    (private.GET_STATE, _return_empty_state),
+    (private.TRAIN_STEP, _accept_tensorflow_step("train")),
+    (private.TEST_STEP, _accept_tensorflow_step("test")),
+    (private.PREDICT_STEP, _accept_tensorflow_step("predict")),
+    (private.SYMBOLIC_BUILD, _skip_symbolic_build),
+    (private.EPOCH_BATCHES, _skip_batch_placement),
+    (private.DISTRIBUTE_DATA, _skip_data_placement),
+    (private.MAKE_TRAIN_FUNCTION, _compile_with_function("train")),
+    (private.MAKE_TEST_FUNCTION, _compile_with_function("test")),
+    (private.MAKE_PREDICT_FUNCTION, _compile_with_function("predict")),
     (private.GET_DATA_ADAPTER, adapted),
-    (private.SAVE_CHECKPOINT, _on_chief),
-    (private.CSV_BEGIN, _on_chief),
-    (private.CSV_EPOCH, _on_chief),
-    (private.CSV_END, _on_chief),
+    (private.SAVE_CHECKPOINT, _run_on_chief),
+    (private.CSV_BEGIN, _run_on_chief),
+    (private.CSV_EPOCH, _run_on_chief),
+    (private.CSV_END, _run_on_chief),
 )
