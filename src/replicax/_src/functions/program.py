@@ -30,7 +30,7 @@ from replicax._src.state.agreement import divergence_message
 from replicax._src.state.cell import Cell, variable_lock
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_cells
-from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, on_all_replicas
 from replicax._src.values import neighbors
 from replicax._src.values.placement import first, fresh_copy, per_replica_jit, replicate, stack
 from replicax._src.workers import elastic
@@ -223,7 +223,7 @@ class Program:
         """Like `_step`, with other processes; restore the old values if a process fails."""
         if self._is_elastic and current().journal is None:
             return self._elastic_step(inputs, topology)
-        with together(topology, f"call {self._calls} of {self._label}") as finished:
+        with on_all_replicas(topology, f"call {self._calls} of {self._label}") as finished:
             old = [c.value for c in self.written]
             outs, new = self._step(inputs)
             try:
@@ -244,7 +244,7 @@ class Program:
         """
         results: list[Any] = []
         try:
-            with together(topology, f"call {self._calls} of {self._label}") as finished:
+            with on_all_replicas(topology, f"call {self._calls} of {self._label}") as finished:
                 self._keep_neighbors(finished)
                 new, outs = finished(self._call([c.array() for c in self.changed], *inputs))
                 self._check_verdicts(new)

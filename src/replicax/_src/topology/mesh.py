@@ -437,7 +437,7 @@ _connected: set[Topology] = set()
 elastic.after.register(elastic.DEVICES, _connected.clear)
 
 
-def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
+def on_all_replicas(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
     """Return the context for a computation on all replicas of ``topology``.
 
     If other processes take part, the computation is a collective of this worker.

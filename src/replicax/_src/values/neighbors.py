@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from replicax._src.base.errors import ReplicaxError
-from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, on_all_replicas
 from replicax._src.values.placement import first, per_replica_jit, stack
 from replicax._src.values.sharded import ShardLayout
 from replicax._src.workers import elastic
@@ -106,7 +106,7 @@ def reassemble(
     if not topology.is_fully_addressable:
         nothing = np.zeros_like(rows)
         local = [rows, *[nothing] * (len(topology.local_replicas) - 1)]
-        with together(topology, "the parts of a sharded variable") as finished:
+        with on_all_replicas(topology, "the parts of a sharded variable") as finished:
             rows = np.asarray(first(finished(_adder(topology)(stack(local, topology)))))
     rows = rows.reshape(layout.count, -1)
     joined = [np.frombuffer(row.tobytes(), one.dtype).reshape(one.shape) for row in rows]

@@ -20,8 +20,8 @@ from replicax._src.topology.devices import current_device
 from replicax._src.topology.mesh import (
     REPLICA_AXIS,
     Topology,
+    on_all_replicas,
     sum_between_cpus,
-    together,
 )
 from replicax._src.values.per_replica import (
     InBody,
@@ -81,7 +81,9 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     if is_traced(rows):
         return _reduce_rows(rows, op, over, topology)
     refuse_other_mesh(topology)
-    with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}") as finished:
+    with on_all_replicas(
+        topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}"
+    ) as finished:
         reduced = finished(_row_reducer(op, over, topology)(rows))
     return _to_current_device(first(reduced))
 

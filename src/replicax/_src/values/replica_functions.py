@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
 from replicax._src.base.types import ReduceOp
-from replicax._src.topology.mesh import REPLICA_AXIS, Topology, sum_between_cpus, together
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, on_all_replicas, sum_between_cpus
 from replicax._src.values.per_replica import (
     Distributed,
     Form,
@@ -78,7 +78,7 @@ def apply_in_body(
         )
         return [mirrored(r, topology) for r in staged(rows)]
     joined = [join(v.values, topology) for v in values]
-    with together(topology, _described(fn, joined)) as finished:
+    with on_all_replicas(topology, _described(fn, joined)) as finished:
         results = finished(_compiled(fn, topology)(joined))
     return [mirrored(r, topology) for r in results]
 
@@ -220,7 +220,10 @@ def broadcast_from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     aval = f"{host.dtype}{list(host.shape)}"
     words = np.frombuffer(host.tobytes() + b"\0" * (-host.nbytes % 4), np.uint32)
     # Must not become part of a replica function that this thread may be tracing.
-    with together(topology, f"the value of worker 0 for {what}, {aval}"), use_abstract_mesh(_ALONE):
+    with (
+        on_all_replicas(topology, f"the value of worker 0 for {what}, {aval}"),
+        use_abstract_mesh(_ALONE),
+    ):
         sent = [_send(part, topology) for part in _parts(words)]
     data = np.concatenate(sent).tobytes() if sent else b""
     return fresh_copy(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, on_all_replicas
 from replicax._src.values.placement import (
     WHOLE,
     first,
@@ -238,7 +238,7 @@ class ShardLayout:
         """
         if topology.is_fully_addressable:
             return on_device(self.whole(on_device(stored, device)), device)
-        with together(topology, f"the value of {what}") as finished:
+        with on_all_replicas(topology, f"the value of {what}") as finished:
             joined = finished(_gatherer(self, topology)(stored))
         return on_device(first(joined), device)
 
