@@ -18,7 +18,7 @@ _own_share: list[float] = []  # set when this process has joined other workers
 
 
 def local_facts() -> dict[str, Any]:
-    """Return what this process announces: its machine, its cores, and the quotas that limit it."""
+    """Return the facts that this process announces: its machine, its cores, and their quotas."""
     try:  # the host name is not enough: containers of one machine have different ones
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

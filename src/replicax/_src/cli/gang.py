@@ -199,7 +199,7 @@ def _warn(text: str) -> None:
 _MAX_LINES = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
-_PREEMPTED = 128 + signal.SIGTERM  # the exit code of a worker that saved, or said goodbye
+_PREEMPTED = 128 + signal.SIGTERM  # the exit code of a worker that saved, or left an elastic run
 _QUICK = 10.0  # seconds; a worker that ends sooner is started again after a pause
 _LONGEST_PAUSE = 30.0
 _DYING = 10.0  # seconds to wait for a killed process; one in uninterruptible I/O never ends

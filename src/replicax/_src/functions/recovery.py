@@ -2,7 +2,7 @@
 
 A compiled program commits its step in two phases by itself; see `replicax._src.workers.elastic`. A
 call that Python runs, because the replicas' batches have different sizes for example, is a step as
-a whole: `run_as_step` undoes what it did if a worker is lost before all workers have finished it.
+a whole: `run_as_step` undoes its changes if a worker is lost before all workers have finished it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class GradientTape:
         others = tuple(t for t in current().tapes if t is not self)
         with ExitStack() as stack:
             stack.enter_context(entered(tapes=(*others, self)))
-            # Entered again in its own block, it may still be told: twice would count twice.
+            # If the block is nested in itself, operations are recorded already: recording them again
+            # would count their gradients twice.
             if not is_recorded_by(self):
                 self._outer = others
                 stack.enter_context(recorded(self))

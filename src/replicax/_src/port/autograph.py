@@ -4,7 +4,7 @@ The calls are `tf.cond`, `tf.while_loop` and `tf.foldl`.
 
 This runs before names are rewritten: its result is a TensorFlow program with the same meaning. A
 statement is rewritten if its condition is certainly a tensor and the result is certainly the same;
-else it stays, with a mark that says why.
+else it stays, with a mark that gives the reason.
 """
 
 from __future__ import annotations

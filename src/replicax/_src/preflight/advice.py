@@ -13,11 +13,11 @@ _NEGLIGIBLE = 0.01  # of the memory of a device
 
 @dataclass(frozen=True)
 class DeviceContents:
-    """What is known before compilation about the memory of a device.
+    """The contents of a device's memory, as far as they are known before compilation.
 
     Attributes:
         variables: The bytes of all variables on a device.
-        mirrored: The bytes of those that each replica holds whole, and that could be sharded.
+        mirrored: The bytes of variables that each replica holds whole, and that could be sharded.
         rows: The rows of one replica's batch; 0 if the step has no batch.
         replicas: The number of replicas; 0 for a program without a strategy.
     """
@@ -32,7 +32,7 @@ def advise(contents: DeviceContents, memory: Memory, hbm: int) -> tuple[str, ...
     """Return suggestions that reduce the memory of a step, the largest saving first.
 
     Args:
-        contents: What a device holds.
+        contents: The contents of a device's memory.
         memory: The memory that the step needs.
         hbm: The memory of a device.
     """

@@ -162,7 +162,7 @@ class _Timeline:
     def __init__(self) -> None:
         self.waiting = 0.0
         self._now = self._worked = self._links_end = 0.0
-        # Of each collective that was started: what it is, its end, and the work done before.
+        # Of each collective in progress: its key, its end, and the work done before.
         self._started: dict[str, tuple[Key, float, float]] = {}
 
     def work(self, seconds: float, waiting: float = 0.0) -> None:
@@ -176,7 +176,7 @@ class _Timeline:
         self._started[name] = key, self._links_end, self._worked
 
     def finish(self, name: str) -> tuple[Key, float] | None:
-        """Wait for a collective; return what it is and the work since its start, if it is known.
+        """Wait for a collective; return its key and the work since its start, if known.
 
         It is not known if it was started in the iteration of a loop before.
         """

@@ -54,7 +54,7 @@ class Traced:
         notes: Differences from the script.
         num_replicas: The number of replicas that fill the slice; 0 without a strategy.
         names: The names of the inputs: of variables, or positions of arguments.
-        contents: What is known about the memory of a device.
+        contents: The contents of a device's memory.
         host_inputs: The indices of the inputs in the memory of the host.
         host_outputs: The same of outputs.
     """
@@ -188,7 +188,7 @@ def _offloaded(cells: Sequence[Cell]) -> tuple[int, ...]:
 
 
 def _contents(program: Program, target: Topology, rows: int) -> DeviceContents:
-    """Return what a device of `target` holds."""
+    """Return the contents of the memory of a device of `target`."""
     total = mirrored = 0
     for cell in (*program.changed, *program.read_only):
         if cell.offloaded:

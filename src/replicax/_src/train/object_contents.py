@@ -217,7 +217,7 @@ def _items(x: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Unnamed]]:
 
 
 def _function_contents(function: types.FunctionType) -> Contents:
-    """Return what a function captures: closure, default arguments and attributes, by name.
+    """Return the values that a function captures: closure, defaults and attributes, by name.
 
     Globals are not among them: they belong to the module, and so to the whole program.
     """

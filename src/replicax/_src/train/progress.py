@@ -25,7 +25,7 @@ _SOON = 0.1  # seconds between two updates of a terminal
 
 
 class StepEstimate(Protocol):
-    """What a progress line needs of a report of `rx.preflight`."""
+    """The parts of an `rx.preflight` report that a progress line uses."""
 
     @property
     def compute_seconds(self) -> float:

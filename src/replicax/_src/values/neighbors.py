@@ -94,7 +94,7 @@ def reassemble(
 
     Args:
         parts: The parts that this worker has.
-        mine: Those that it contributes; each part is contributed by one worker.
+        mine: The parts that it contributes; one worker contributes each.
         layout: The layout of the parts.
         topology: The new replicas.
     """

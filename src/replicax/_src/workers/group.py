@@ -593,7 +593,7 @@ class Group:
             self._end_if_stuck(report)
 
     def _abort_connecting(self) -> None:
-        """End what the block of `aborting_on_loss` waits for, until it has ended."""
+        """Abort the connections that the block of `aborting_on_loss` waits for, until it ends."""
         while (abort := self._abort) is not None:
             abort()
             sockets.cut(self._ports)

@@ -385,7 +385,7 @@ class Hub:
                 self._handle_survivor(index, message)
 
     def _handle_survivor(self, index: int, message: Message) -> None:
-        """Handle what a worker of an elastic run reports after another was lost."""
+        """Handle a report of a survivor of an elastic run, after another worker was lost."""
         match message:
             case {"ready": int(generation), "has": int(has), "completed": int(completed)}:
                 steps = int(message.get("steps", 0))
@@ -592,7 +592,7 @@ class Hub:
         self._resize_if_ready()
 
     def _resize_if_ready(self) -> None:
-        """Start the next generation when all members have reported what they have."""
+        """Start the next generation when all members have reported their last steps."""
         if self._is_broken or not self._resizes.is_ready(self._members):
             return
         if self._candidates.are_restoring():

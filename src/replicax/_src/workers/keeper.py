@@ -27,7 +27,7 @@ else:
 
 _LINGER = 3.0  # seconds to wait for a connection after both the hub and all workers are gone
 _LONGEST = 600.0  # seconds to wait for workers that are saving; one of them may be stopped forever
-_LAST_ONES = 30.0  # seconds to wait for workers to exit after they said goodbye to the hub
+_LAST_ONES = 30.0  # seconds to wait for workers to exit after they have left the hub
 _LOOK_EVERY = 0.2
 _TELL_EVERY = 1.0
 _SILENCE = 4 * _TELL_EVERY  # seconds without a heartbeat that are always tolerated
@@ -190,7 +190,7 @@ def _run_keeper(
         linger = 0.0 if orders.is_over else _LINGER
         last_seen = time.monotonic()
         until = last_seen + _LONGEST
-        # A worker that said goodbye to the hub may still be exiting, and JAX would abort it.
+        # A worker that has left the hub may still be exiting, and JAX would abort it.
         while True:
             there = _is_used(port, orders.pids, stand_ins.count)
             if not there and time.monotonic() - last_seen >= linger:

@@ -40,7 +40,7 @@ class MembershipLog:
             steps: The number of steps that are complete.
             seconds: The time since the start of the hub.
             workers: All workers.
-            joined: Those that have joined just now.
+            joined: The workers that have just joined.
             cause: Why the membership has changed.
         """
         self._before |= dict.fromkeys(joined, steps)

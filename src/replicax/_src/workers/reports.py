@@ -153,7 +153,7 @@ def different(number: int, calls: dict[str, str]) -> str:
 
     Args:
         number: The number of the collective.
-        calls: What each of the two workers ran, by the worker's name.
+        calls: The collective that each of the two workers ran, by the worker's name.
     """
     (a, first), (b, second) = calls.items()
     when = "as" if first != second else "some time before"
@@ -171,7 +171,7 @@ def slow(who: str, times: float, seconds: float, cause: str) -> str:
     Args:
         who: The worker's name.
         times: How many times as long as the median worker it takes for a step.
-        seconds: What it takes for a step.
+        seconds: Its time for a step.
         cause: "input" or "host".
     """
     causes = {

@@ -191,7 +191,7 @@ class Slow(NamedTuple):
     Attributes:
         worker: Its index.
         times: How many times as long as the median worker it takes for a step.
-        seconds: What it takes for a step, in seconds.
+        seconds: Its time for a step, in seconds.
         cause: "input" if it waits for its own data, else "host": its Python code, or operations
             outside of compiled steps.
     """

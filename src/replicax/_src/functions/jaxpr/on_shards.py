@@ -67,7 +67,7 @@ def on_shards(
         in_layouts: For each input, its layout if the replica holds only its shard.
         out_layouts: For each output, its layout if the replica keeps only its shard.
         varying: For each input, whether it can differ between replicas.
-        reduce_dtype: The type in which to sum what is reduce-scattered, if not its own.
+        reduce_dtype: The dtype in which reduce-scatters sum; None for that of the values.
     """
     if not any((*in_layouts, *out_layouts)):
         return in_one_equation(ClosedJaxpr(jaxpr, ()))
