@@ -76,7 +76,7 @@ class GradientTape:
         others = tuple(t for t in current().tapes if t is not self)
         with ExitStack() as stack:
             stack.enter_context(entered(tapes=(*others, self)))
-            # If the block is nested in itself, operations are recorded already: recording them again
+            # In a block nested in its own, operations are recorded already: recording them again
             # would count their gradients twice.
             if not is_recorded_by(self):
                 self._outer = others

@@ -40,5 +40,5 @@ def is_rebuildable(x: Any) -> bool:
 
 
 def rebuilt(x: Any) -> Any:
-    """Return an array of `rebuildable`, built again for the current workers; any other ``x``."""
+    """Return an array of `rebuildable`, built again for the current workers; else ``x`` itself."""
     return rebuildable(_origins[id(x)][1]) if is_rebuildable(x) else x

@@ -47,7 +47,7 @@ _JOINS = frozenset({"add_any", "concatenate"})
 def summed_local_means(
     jaxpr: jaxprs.Jaxpr, varying_inputs: Sequence[bool], replicas: int
 ) -> list[str]:
-    """Return where means are computed whose gradients are summed over the replicas.
+    """Return the lines of means whose gradients are summed over the replicas.
 
     Args:
         jaxpr: The body of a replica function.
