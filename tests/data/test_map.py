@@ -294,7 +294,7 @@ def test_the_spec_after_a_map_keeps_the_open_axis():
 
 
 def test_spec_of_untraceable_function_needs_an_element():
-    spec = r"map\(\) returns shows only when it is called"
+    spec = r"map\(\) is known only when it is called"
     with pytest.raises(InvalidArgumentError, match=spec):
         _ = Dataset.range(0).map(lambda x: repr(x) and x + 1.0).element_spec
 

@@ -75,8 +75,8 @@ def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
         stream.close()
     if block is None:
         raise NoElementError(
-            f"What the function given to {verb}() returns shows only when it is called, and the"
-            " dataset has no element to call it on, so that its element_spec is unknown."
+            f"The result of the function given to {verb}() is known only when it is called, and"
+            " the dataset has no element to call it on: its element_spec is unknown."
         )
     return block.structure, list(block.rows()[0])
 

@@ -216,8 +216,8 @@ def _array(x: Any, what: str) -> jax.Array:
     if isinstance(x, jax.Array):
         return x
     raise TypeError(
-        f"A gradient is {what} variables or jax.Arrays, got {x!r} ({type(x).__name__}). What was"
-        " turned into Python numbers or NumPy arrays is not followed."
+        f"A gradient is {what} variables or jax.Arrays, got {x!r} ({type(x).__name__}). Values that"
+        " were converted to Python numbers or NumPy arrays are not followed."
     )
 
 

@@ -89,10 +89,10 @@ def _parts(v: Any, sharding: Any, strategy: Any) -> list[int]:
     names = [(a,) if isinstance(a, str) else tuple(a or ()) for a in sharding.spec]
     if any(batch in axes for axes in names):
         raise ScopeError(
-            f"A keras.distribution cuts variable {v.path!r} along the axis {batch!r} of its mesh,"
-            " which is that of the replicas: each has the whole variable. Cut it along the axes of"
-            " the logical devices; what cuts variables over replicas is"
-            " `MirroredStrategy(variable_policy='sharded')`."
+            f"A keras.distribution shards variable {v.path!r} along the axis {batch!r} of its mesh,"
+            " which is that of the replicas: each has the whole variable. Shard it along the axes"
+            " of the logical devices; `MirroredStrategy(variable_policy='sharded')` shards"
+            " variables over replicas."
         )
     names += [()] * (len(v.shape) - len(names))
     return [math.prod(mesh.shape[a] for a in axes) for axes in names]

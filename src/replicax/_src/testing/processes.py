@@ -189,8 +189,8 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
     if not module or "<" in name:
         raise ValueError(
             f"run_in_processes needs a function that a new process can import, got {fn!r}. Define"
-            " it at the top level of a module, not inside another function, and pass what it needs"
-            " in `args`."
+            " it at the top level of a module, not inside another function, and pass its inputs in"
+            " `args`."
         )
     main = getattr(sys.modules["__main__"], "__file__", None) if module == "__main__" else None
     return pickle.dumps({"module": module, "name": name, "main": main, "args": tuple(args)})

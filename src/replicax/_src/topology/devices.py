@@ -92,7 +92,7 @@ def device_name(x: Any) -> str:
     if isinstance(x, Tracer):
         raise PlacementError(
             f"{x} is being traced: a value inside a compiled function has no device yet. Ask for"
-            " the device of what the function returns."
+            " the device of the function's result."
         )
     if isinstance(x, str):
         return device_name_as(resolve(x), _named_kind(x))

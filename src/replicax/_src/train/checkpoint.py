@@ -443,7 +443,7 @@ def _check_saveable(name: str, x: Any) -> None:
     if not is_filled and isinstance(x, (*_CODE, Iterator)):
         raise ValueError(
             f"Checkpoint({name}={x!r}): there is no state to save in a {type(x).__name__}. Pass the"
-            " variables that it uses, the iterator of an rx.data.Dataset, or an object that says"
+            " variables that it uses, the iterator of an rx.data.Dataset, or an object that has"
             " its own state: a subclass of `rx.train.experimental.PythonState`."
         )
     # Numbers beside variables describe them; arrays may be constants only as attributes.

@@ -568,7 +568,7 @@ class CheckedFiles:
     def _refuse(self, name: str, how: str) -> NoReturn:
         path, inner = self._inside(name)
         raise DataLossError(
-            f"Checkpoint {path!r} is not whole: its file {inner!r} is {how}. Restore an older one."
+            f"Checkpoint {path!r} is corrupt: its file {inner!r} is {how}. Restore an older one."
         )
 
     def _inside(self, name: str) -> tuple[str, str]:

@@ -265,8 +265,8 @@ def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, 
     if level.topologies and any(t.num_replicas > 1 for t in _run_on(level)):
         raise TracingError(
             f"Function {name!r} runs a strategy's replicas, and a saved function is loaded on any"
-            " number of devices. Save the function of one replica, and call `strategy.run` on what"
-            " is loaded."
+            " number of devices. Save the function of one replica, and call `strategy.run` on"
+            " the loaded one."
         )
 
     def pure(args: Any, state: list[Any]) -> Any:

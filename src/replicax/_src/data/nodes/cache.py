@@ -130,8 +130,8 @@ def read_blocks(path: str, node: Node) -> Iterator[Block]:
                 yield _as_block(structure, columns, rows)
         except (ValueError, TypeError, LookupError, struct.error) as error:
             raise DataLossError(
-                f"The cache file {path!r} is whole, but not one that this version of replicax can"
-                f" read ({error}). Delete it; the next pass writes it again."
+                f"The cache file {path!r} is intact, but this version of replicax cannot read its"
+                f" format ({error}). Delete it; the next pass writes it again."
             ) from error
 
 

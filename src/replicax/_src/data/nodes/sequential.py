@@ -175,7 +175,7 @@ class ScanNode(_FunctionNode):
 
 def _pair_error(what: str) -> StructureError:
     return StructureError(
-        "The function given to scan() must return a pair, the next state and what it gives for the"
+        "The function given to scan() must return a pair, the next state and the result for the"
         f" element, but {what}."
     )
 

@@ -88,8 +88,8 @@ class Message:
 
         def __setattr__(self, name: str, value: Any) -> None:
             raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be assigned, as in protocol buffers. Give it"
-                " when the message is made, or change what is in it: `.value.extend(...)`,"
+                f"{type(self).__name__}.{name} cannot be assigned, as in protocol buffers. Pass it"
+                " to the constructor, or change its contents: `.value.extend(...)`,"
                 " `.CopyFrom(...)`."
             )
 
