@@ -90,6 +90,7 @@ def _unlike(label: str, a: Any, b: Any) -> str:
 
 
 def _scalar(label: str, a: Any, b: Any) -> str | list[_Pair]:
+    # By repr, because 0.0 equals -0.0 but is not interchangeable, and NaN does not equal itself.
     return (
         []
         if repr(a) == repr(b)
@@ -104,7 +105,7 @@ def _array(label: str, a: Any, b: Any) -> str | list[_Pair]:
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         a, b = map(jax.random.key_data, (a, b))
     x, y = np.asarray(a), np.asarray(b)
-    same = ((x == y) | ((x != x) & (y != y))).all()
+    same = ((x == y) | ((x != x) & (y != y))).all()  # NaN is the same as NaN
     return [] if same else f"the values of {label} ({kinds[0]}) differ"
 
 

@@ -380,6 +380,7 @@ def _sum_to(root: int, x: jax.Array, size: int) -> jax.Array:
             for i in range(0, size, 2 * step)
             if i + step < size
         ]
+        # All replicas run this addition: `ppermute` returns zeros where nothing is received.
         x = x + jax.lax.ppermute(x, REPLICA_AXIS, moves)
         step *= 2
     return x
@@ -394,6 +395,7 @@ def _broadcast_from(root: int, x: jax.Array, size: int) -> jax.Array:
             ((root + i) % size, (root + i + step) % size) for i in range(step) if i + step < size
         ]
         arrived = jax.lax.ppermute(x, REPLICA_AXIS, moves)
+        # Each step doubles the number of replicas that have the value.
         x = jnp.where((rank >= step) & (rank < 2 * step), arrived, x)
         step *= 2
     return x

@@ -87,6 +87,7 @@ class PlainPolicy:
         assert topology is not None
 
         def merge(_: Any, *merged: Any) -> None:
+            # A number that is equal on all replicas is added once by each of them.
             all_values = [
                 m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m
                 for m in merged
@@ -202,6 +203,7 @@ class OnReadPolicy:
         shares: Callable[[Any], Sequence[Any]] = lambda _: parts  # noqa: E731
         if self._aggregation is VariableAggregation.SUM:
             self._refuse_addition(verb)
+            # The copies are shares of the value, because a read adds them up.
             cut = [equal_shares(jnp.asarray(p, self.cell.dtype), self._topology) for p in parts]
             shares = lambda i: [jnp.where(i == 0, lead, other) for lead, other in cut]  # noqa: E731
         if (body := current().body) is not None:
@@ -386,6 +388,7 @@ def _combine(part: Any, how: AggregationRule, verb: Update) -> Any:
     if verb.kind != "sparse":
         return reduce_value(op, part, None, topology)
     joined = gather_value(part, 0, topology)
+    # The parts are indices and values; only values have a mean.
     is_values = op is ReduceOp.MEAN and jnp.issubdtype(joined.dtype, jnp.inexact)
     return joined / topology.num_replicas if is_values else joined
 

@@ -128,6 +128,7 @@ def run_host_driven(
     is_short = any(map(is_ragged, leaves))
     function = found.program.function
     if is_short:
+        # Programs of ragged runs do not take the captured arrays as inputs: they belong to the key.
         key = (function, tuple(map(static_key, jax.tree.leaves(closure.arrays))))
         result = run_ragged(strategy, topology, fn, (args, kwargs), key)
     else:
@@ -174,6 +175,8 @@ def _find_program(strategy: StrategyBase, closure: Closure) -> HostDrivenRun:
 
 def _host_driven_program(strategy: StrategyBase) -> HostDrivenProgram:
     """Return a program that runs the latest equivalent function."""
+    # A function that a loop defines is a new object in each iteration. The program is traced once
+    # and reads the newest of them from this list, so that all share it.
     latest: list[Any] = []
 
     def call(arrays: Any, a: Any, k: Any) -> Any:
@@ -206,6 +209,8 @@ def run_replicas(
         fn = fn.python_function
     frame = current()
     is_solo = topology is None or topology.num_replicas == 1
+    # In a function that Python drives, each run is a program of its own. In a function that is
+    # being traced (`frame.level`), the run becomes part of that trace below.
     compiles = strategy.compiles_runs or (frame.host_driven and not is_solo)
     if topology is not None and compiles and frame.level is None:
         with suppress(CannotTrace):
