@@ -114,6 +114,31 @@ def test_workers_start_and_their_lines_say_whose_they_are(toy, tmp_path):
     assert "[Gloo]" not in done.stdout
 
 
+def test_launchers_of_several_tasks_train_no_models_of_their_own(toy, monkeypatch):
+    """`srun -n 2 replicax launch ...`, or the same command in each pod of a PyTorchJob."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "node1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+    done = launch("--workers", "2", toy, "none")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "one of several processes" in done.stderr
+    assert "worker 0 of 2 (by torchrun)" in done.stderr
+
+
+@pytest.mark.multi_process
+def test_separate_launchers_keep_their_workers_together(toy, monkeypatch):
+    monkeypatch.setenv("REPLICAX_ALONE", "1")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+
+    done = launch("--workers", "2", toy, "none")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("total 2.0") == 2
+
+
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,10 @@ from replicax._src.cluster import launchers
 from replicax._src.cluster.checks import ClusterError
 from replicax._src.cluster.detection import others, resolve_cluster
 from replicax._src.cluster.launchers import detect
+from replicax._src.cluster.resolvers import SimpleClusterResolver
 from replicax._src.cluster.signs import multi_process_signs
+from replicax._src.cluster.spec import ClusterSpec
+from replicax._src.cluster.tf_config import TFConfigClusterResolver
 from replicax._src.strategy import strategies
 from replicax._src.workers.settings import Settings
 
@@ -93,6 +98,17 @@ LAUNCHERS = {
     "a program on each node": (
         {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
         ("a", 29500),
+    ),
+    "RunPod": (
+        {
+            "NODE_RANK": "1",
+            "NUM_NODES": "2",
+            "NUM_TRAINERS": "8",
+            "WORLD_SIZE": "16",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "29400",
+        },
+        ("10.0.0.1", 29400),
     ),
     "Kubeflow TrainJob of PyTorch": (
         {
@@ -191,6 +207,7 @@ SIGNS = {
     "PyTorch without a number": {"RANK": "0", "MASTER_ADDR": "localhost"},
     "PyTorch without ranks": {"MASTER_ADDR": "10.0.0.1"},
     "a rank on this machine": {"LOCAL_RANK": "1"},
+    "the rank of a node": {"NODE_RANK": "1"},
     "MaxText": {"JAX_COORDINATOR_IP": "a", "NNODES": "2", "NODE_RANK": "0"},
     "the rank of MPI": {"OMPI_COMM_WORLD_RANK": "0"},
     "Slurm in a container": {"SLURM_PROCID": "1"},
@@ -262,6 +279,17 @@ def test_second_of_two_processes_finds_the_first(launched, name):
     assert int(found_port) == port if port else 61_000 <= int(found_port) < 65_000
     assert len(facts.addresses) == 2
     assert "worker 1 of 2" in others()
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_port_of_the_first_process_can_be_set(launched, name):
+    if name == "JAX":
+        pytest.skip("its address has the port")
+    launched({**LAUNCHERS[name][0], "JAX_COORDINATOR_PORT": "7123"})
+
+    facts = resolve_cluster()
+
+    assert facts.coordinator == facts.addresses[0] == f"{LAUNCHERS[name][1][0]}:7123"
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -397,6 +425,90 @@ def test_one_process_of_a_launcher_is_alone(launched, variables):
     assert others() == ""
 
 
+@pytest.mark.parametrize(
+    "variables", [*(found for found, _ in LAUNCHERS.values()), *SIGNS.values()]
+)
+def test_resolver_of_tf_config_alone_does_not_hide_other_processes(launched, variables):
+    launched(variables)
+    resolver = TFConfigClusterResolver()
+
+    with pytest.raises(ClusterError, match=r"finds no cluster in TF_CONFIG.*(worker 1 of|one of)"):
+        resolve_cluster(resolver)
+
+    assert resolve_cluster(resolver, alone=True).num_workers == 1
+    assert resolve_cluster(SimpleClusterResolver(ClusterSpec({}))).num_workers == 1
+    launched({"REPLICAX_ALONE": "1"})
+    assert resolve_cluster(resolver).num_workers == 1
+
+
+# A launcher in these is one of several; in the others, it is the batch script of a job.
+RANKED_SIGNS = [
+    *(name for name in SIGNS if name.startswith(("PyTorch without a", "PMI", "JAX", "the rank"))),
+    "an Indexed Job",
+    "jsrun",
+    "a rank on this machine",
+    "an unknown launcher",
+    "Paddle",
+    "HTCondor",
+    "a task of TF_CONFIG",
+]
+ALLOCATIONS = [
+    {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"},
+    {"LSB_MCPU_HOSTS": "h1 8 h2 8"},
+    {"PBS_NUM_NODES": "2"},
+    {"SM_HOST_COUNT": "2"},
+    {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+]
+
+
+@pytest.mark.parametrize("name", [*LAUNCHERS, *RANKED_SIGNS])
+def test_launcher_that_another_one_starts_several_times_is_told(launched, name):
+    launched(LAUNCHERS[name][0] if name in LAUNCHERS else SIGNS[name])
+
+    assert re.search("worker 1 of 2|one of several", others(is_launcher=True))
+
+
+@pytest.mark.parametrize("variables", ALLOCATIONS, ids=str)
+def test_launcher_in_a_batch_script_is_the_only_one(launched, variables):
+    launched(variables)
+
+    assert others(is_launcher=True) == ""
+
+
+class FakeSpark:
+    class TaskContext:
+        context = None
+
+        @classmethod
+        def get(cls):
+            return cls.context
+
+
+def test_task_of_spark_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark", FakeSpark)
+    assert resolve_cluster().num_workers == 1  # the driver
+
+    monkeypatch.setattr(FakeSpark.TaskContext, "context", object())
+
+    with pytest.raises(ClusterError, match=r"a Spark executor.*JAX_COORDINATOR_ADDRESS"):
+        resolve_cluster()
+
+
+@pytest.mark.parametrize(("count", "initialized"), [(2, True), (1, True), (2, False)])
+def test_process_group_of_torch_is_a_sign(monkeypatch, count, initialized):
+    torch = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: initialized,
+        get_world_size=lambda: count,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch)
+    if count == 1 or not initialized:
+        assert resolve_cluster().num_workers == 1
+        return
+    with pytest.raises(ClusterError, match=r"torch\.distributed connects 2 processes"):
+        resolve_cluster()
+
+
 def test_mpirun_inside_a_slurm_step_wins(launched):
     launched(LAUNCHERS["Slurm"][0] | {"SLURM_PROCID": "0"})
     launched(LAUNCHERS["Open MPI"][0])
@@ -467,7 +579,7 @@ def test_sage_maker_image_without_variables_reads_the_file(tmp_path, monkeypatch
 )
 def test_mirrored_strategy_warns_of_other_processes(launched, variables, caplog):
     launched(variables)
-    strategies._warn_of_others.cache_clear()
+    strategies.warn_of_others.cache_clear()
 
     rx.distribute.MirroredStrategy(["CPU:0"])
 
@@ -476,9 +588,23 @@ def test_mirrored_strategy_warns_of_other_processes(launched, variables, caplog)
     assert "MultiWorkerMirroredStrategy" in record.getMessage()
 
 
+@pytest.mark.parametrize("namespace", [rx.distribute, rx.compat.v1.distribute])
+@pytest.mark.parametrize(
+    ("name", "devices"), [("MirroredStrategy", ["CPU:0"]), ("OneDeviceStrategy", "CPU:0")]
+)
+def test_every_strategy_of_one_process_warns(launched, caplog, namespace, name, devices):
+    launched({"WORLD_SIZE": "2"})
+    strategies.warn_of_others.cache_clear()
+
+    getattr(namespace, name)(devices)
+
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"{name} trains on the devices of this process only")
+
+
 def test_mirrored_strategy_alone_does_not_warn(launched, caplog):
     launched({"WORLD_SIZE": "1", "RANK": "0"})
-    strategies._warn_of_others.cache_clear()
+    strategies.warn_of_others.cache_clear()
 
     rx.distribute.MirroredStrategy(["CPU:0"])
 

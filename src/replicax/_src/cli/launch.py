@@ -23,6 +23,7 @@ from replicax._src.cli.gang import Gang, GangPlan, Log, Worker
 from replicax._src.cli.membership import Membership
 from replicax._src.cli.report import Reporter
 from replicax._src.cluster.checks import ClusterError, parse_address
+from replicax._src.cluster.detection import ALONE, others
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.files.paths import local_file
 from replicax._src.workers import leases, run_registry
@@ -130,6 +131,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         _show(_plans(options, 0, Path("TOKEN")))
         return 0
+    _require_only_launcher(options)
     try:
         options.warning = _Warning()
         if options.ssh and not options.remote:
@@ -141,6 +143,17 @@ def run(options: argparse.Namespace) -> int:
                 return _attempts(options, guard, folder, reporter)
     except KeyboardInterrupt as interrupt:
         return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
+def _require_only_launcher(options: argparse.Namespace) -> None:
+    """Raise if another launcher starts this one several times, each with a model of its own."""
+    if not options.hosts and (found := others(is_launcher=True)):
+        raise ClusterError(
+            "This `replicax launch` seems to be one of several processes, each of which would train"
+            f" a model of its own with --workers {options.workers}. {found} To train one model,"
+            " start the program without `replicax launch`, or give all launchers the same --hosts"
+            f" and --port and each its --host-index. For separate models set {ALONE}=1."
+        )
 
 
 @contextmanager
@@ -419,7 +432,7 @@ def _plans(
     program = [*module, options.program, *options.arguments, *options.rest]
     common = {
         **WORKERS_MEMORY,
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != ALONE},
         **dict(pair.split("=", 1) for pair in options.env),
         HUB_VARIABLE: addresses[0],
         TOKEN_FILE_VARIABLE: str(token),

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from replicax._src.base.errors import ReplicaxError
+from replicax._src.base.lazy import LazyModule
 from replicax._src.cluster.checks import (
     ClusterError,
     ClusterTypeError,
@@ -17,8 +19,13 @@ from replicax._src.cluster.launchers import detect
 from replicax._src.cluster.resolvers import ClusterResolver
 from replicax._src.cluster.spec import ClusterFacts, ClusterSpec
 from replicax._src.cluster.tf_config import TFConfigClusterResolver, has_tf_config_cluster
-from replicax._src.compat.jax import distributed_client
 
+if TYPE_CHECKING:
+    from replicax._src.compat import jax
+else:
+    jax = LazyModule("replicax._src.compat.jax")  # `replicax launch` does not need JAX
+
+ALONE = "REPLICAX_ALONE"
 RESOLVERS = "replicax.cluster_resolvers"  # a group of entry points
 _TRAINING = ("chief", "worker")
 _JOBS = ("chief", "worker", "ps", "evaluator")
@@ -54,9 +61,12 @@ def resolve_cluster(
     """
     resolver = choose_resolver(resolver, alone=alone)
     if resolver is not None:
-        return _read(resolver, type(resolver).__name__)
+        facts = _read(resolver, type(resolver).__name__)
+        if isinstance(resolver, TFConfigClusterResolver) and not alone and facts.task_type is None:
+            _require_nothing_else(facts.source)
+        return facts
     if _is_alone(alone=alone):
-        return ClusterFacts.alone("alone=True" if alone else "REPLICAX_ALONE")
+        return ClusterFacts.alone("alone=True" if alone else ALONE)
     if connected := _connected():
         return connected
     if has_tf_config_cluster():
@@ -89,7 +99,7 @@ def choose_resolver(
 
 
 def _is_alone(*, alone: bool) -> bool:
-    return alone or os.environ.get("REPLICAX_ALONE", "0") not in ("", "0")
+    return alone or os.environ.get(ALONE, "0") not in ("", "0")
 
 
 def installed_resolver() -> ClusterResolver | None:
@@ -119,10 +129,22 @@ def installed_resolver() -> ClusterResolver | None:
     return None
 
 
-def others() -> str:
+def _require_nothing_else(source: str) -> None:
+    """Raise if ``TF_CONFIG`` has no cluster, but something else shows that there is one."""
+    if found := others():
+        raise ClusterError(
+            f"{source} finds no cluster in TF_CONFIG, so this process would train alone. {found}"
+            " Omit the resolver to use every description of a cluster, or write alone=True."
+        )
+
+
+def others(*, is_launcher: bool = False) -> str:
     """Return a sentence on the cluster that this process is a worker of; empty if it is alone.
 
     Unlike `resolve_cluster`, this queries no server and does not raise.
+
+    Args:
+        is_launcher: As for `detect`.
     """
     try:
         if _is_alone(alone=False):
@@ -130,7 +152,9 @@ def others() -> str:
         if has_tf_config_cluster():
             facts: ClusterFacts | None = _read(TFConfigClusterResolver(), "TF_CONFIG")
         else:
-            facts = _connected() or detect(ask=False)
+            # A launcher has not started JAX, and imports nothing of it.
+            connected = None if is_launcher else _connected()
+            facts = connected or detect(ask=False, is_launcher=is_launcher)
     except ReplicaxError as error:
         return str(error)
     if facts is None or facts.num_workers == 1:
@@ -140,7 +164,7 @@ def others() -> str:
 
 def _connected() -> ClusterFacts | None:
     """Return the cluster that `jax.distributed.initialize` connected this process to, if it did."""
-    client = distributed_client()
+    client = jax.distributed_client()
     if client is None or client.count == 1:
         return None
     return ClusterFacts.of_processes(

@@ -14,17 +14,22 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from replicax._src.base.lazy import LazyModule
 from replicax._src.cluster.checks import ClusterError, parse_address, port_of_job, show, to_index
 from replicax._src.cluster.signs import multi_process_signs
 from replicax._src.cluster.slurm import expand_counts, expand_hosts, slurm_job
 from replicax._src.cluster.spec import ClusterFacts
-from replicax._src.compat import jax
+
+if TYPE_CHECKING:
+    from replicax._src.compat import jax
+else:
+    jax = LazyModule("replicax._src.compat.jax")  # `replicax launch` does not need JAX
 
 Env = Mapping[str, str]
 
@@ -36,11 +41,13 @@ _SAGE_MAKER_FILE = Path("/opt/ml/input/config/resourceconfig.json")
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
 
-def detect(*, ask: bool = True) -> ClusterFacts | None:
+def detect(*, ask: bool = True, is_launcher: bool = False) -> ClusterFacts | None:
     """Return the cluster that the environment describes, or None if this process is alone.
 
     Args:
         ask: Whether to query cloud servers too, which may take a while.
+        is_launcher: Whether this process starts workers itself. Then a job with several nodes or
+            tasks is no sign of other processes: its batch script runs once.
 
     Raises:
         ClusterError: If the variables of a launcher are incomplete or contradict each other, or
@@ -62,12 +69,12 @@ def detect(*, ask: bool = True) -> ClusterFacts | None:
     if own := _replicax(env):
         return own
     if _ADDRESS not in env:
-        return _launched(env, ask=ask)
+        return _launched(env, ask=ask, is_launcher=is_launcher)
     if "JAX_NUM_PROCESSES" in env or "JAX_PROCESS_ID" in env:
         return _jax_variables(env, "JAX_", "JAX")
     # As in JAX, an address without a number of processes only replaces a launcher's coordinator.
     coordinator = _coordinator(env, "JAX_")
-    launched = _launched(env, ask=ask)
+    launched = _launched(env, ask=ask, is_launcher=is_launcher)
     if launched is None:
         return _jax_variables(env, "JAX_", "JAX")
     addresses = (coordinator, *launched.addresses[1:])
@@ -75,23 +82,40 @@ def detect(*, ask: bool = True) -> ClusterFacts | None:
     return replace(launched, coordinator=coordinator, addresses=addresses, job="")
 
 
-def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
+def _launched(env: Env, *, ask: bool, is_launcher: bool) -> ClusterFacts | None:
     for read in (*_LAUNCHERS, *_SERVERS) if ask else _LAUNCHERS:
         if facts := read(env):
-            return facts
-    signs = list(multi_process_signs(env))
-    if (workers := _ray_workers()) > 1:
-        signs.append(f"Ray Train has {workers} workers")
-    if ask and _is_ray_process():
-        signs.append("Ray started it as an actor or a task")
-    if _is_dask_task():
-        signs.append("a Dask worker runs it as a task")
+            return _at_configured_port(facts, env)
+    signs = [*multi_process_signs(env, allocations=not is_launcher), *_library_signs(ask=ask)]
     if signs:
         raise ClusterError(
             f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
             f" they meet, so each of them would train its own model. {WRITE_INSTEAD}"
         )
     return None
+
+
+def _library_signs(*, ask: bool) -> Iterator[str]:
+    """Yield what imported libraries know of other processes."""
+    if (workers := _ray_workers()) > 1:
+        yield f"Ray Train has {workers} workers"
+    if ask and _is_ray_process():
+        yield "Ray started it as an actor or a task"
+    if _is_dask_task():
+        yield "a Dask worker runs it as a task"
+    if _is_spark_task():
+        yield "a Spark executor runs it as a task"
+    if (processes := _torch_processes()) > 1:
+        yield f"torch.distributed connects {processes} processes"
+
+
+def _at_configured_port(facts: ClusterFacts, env: Env) -> ClusterFacts:
+    """Return ``facts`` with the port in JAX_COORDINATOR_PORT, if it is set."""
+    port = _configured_port(env)
+    if port is None or facts.coordinator is None:
+        return facts
+    coordinator = f"{facts.coordinator.rpartition(':')[0]}:{port}"
+    return replace(facts, coordinator=coordinator, addresses=(coordinator, *facts.addresses[1:]))
 
 
 WRITE_INSTEAD = (
@@ -193,6 +217,8 @@ def _torchrun(env: Env) -> ClusterFacts | None:
     """Read the variables of PyTorch's ``env://``, which ``torchrun`` and PyTorchJob set."""
     if "WORLD_SIZE" not in env or env["WORLD_SIZE"] == "1":
         return None
+    if "RANK" not in env and _variables_of_node(env):
+        return None  # RunPod counts all GPUs in WORLD_SIZE
     count, index = _count_and_index(env, "WORLD_SIZE", "RANK")
     host = _required(env, "MASTER_ADDR", "the address of the process with RANK 0")
     port = to_index(_required(env, "MASTER_PORT", "a port of that process"), "MASTER_PORT")
@@ -215,16 +241,22 @@ def _one_per_node(env: Env) -> ClusterFacts | None:
 
     Kubeflow Trainer prefixes them with ``PET_``; RunPod, Lightning and MaxText do not.
     """
+    names = _variables_of_node(env)
+    if not names or env[names[0]].strip() == "1":
+        return None
+    count, index = _count_and_index(env, *names[:2])
+    host, port = env[names[2]], to_index(env[names[3]], names[3])
+    return rank_cluster(count, index, host=host, port=port, source=names[1], job="")
+
+
+def _variables_of_node(env: Env) -> tuple[str, ...]:
+    """Return the names of PyTorch's variables of a node: number, rank, address, port; else none."""
     if "PET_NODE_RANK" in env:
         prefix, count_name = "PET_", "PET_NNODES"
     else:
         prefix, count_name = "", "NNODES" if "NNODES" in env else "NUM_NODES"
     names = (count_name, f"{prefix}NODE_RANK", f"{prefix}MASTER_ADDR", f"{prefix}MASTER_PORT")
-    if any(name not in env for name in names) or env[count_name].strip() == "1":
-        return None
-    count, index = _count_and_index(env, *names[:2])
-    host, port = env[names[2]], to_index(env[names[3]], names[3])
-    return rank_cluster(count, index, host=host, port=port, source=names[1], job="")
+    return names if all(name in env for name in names) else ()
 
 
 # Launchers of MPI programs.
@@ -658,6 +690,20 @@ def _is_dask_task() -> bool:
         return distributed is not None and distributed.get_worker() is not None
     except ValueError:
         return False
+
+
+def _is_spark_task() -> bool:
+    """Whether a Spark executor runs this process for a task."""
+    context = getattr(sys.modules.get("pyspark"), "TaskContext", None)
+    return context is not None and context.get() is not None
+
+
+def _torch_processes() -> int:
+    """Return the number of processes that `torch.distributed` connects, 0 if it does not."""
+    torch: Any = sys.modules.get("torch.distributed")
+    if torch is None or not torch.is_available() or not torch.is_initialized():
+        return 0
+    return int(torch.get_world_size())
 
 
 # Helpers.

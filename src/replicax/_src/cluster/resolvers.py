@@ -2,12 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-
+from replicax._src.base.lazy import LazyModule
 from replicax._src.cluster.checks import ClusterConflictError, ClusterError, ClusterTypeError, show
 from replicax._src.cluster.spec import ClusterSpec, complete_task, format_master
+
+if TYPE_CHECKING:
+    import jax
+else:
+    jax = LazyModule("jax")  # `replicax launch` does not need JAX
 
 
 class ClusterResolver(ABC):

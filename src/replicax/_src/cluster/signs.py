@@ -53,6 +53,7 @@ _RANKS_WITHOUT_COUNT = ("JOB_COMPLETION_INDEX", "PMIX_RANK")
 # Also set, to 0, for a process that is the only one of its machine or job.
 _RANKS_ABOVE_0 = (
     "LOCAL_RANK",
+    "NODE_RANK",
     "TPU_WORKER_ID",
     "CLOUD_TPU_TASK_ID",
     "VC_TASK_INDEX",
@@ -76,8 +77,13 @@ _OTHER_NAMES = re.compile(r".*ARRAY|SLURM_|LOCAL_")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def multi_process_signs(env: Env) -> Iterator[str]:
+def multi_process_signs(env: Env, *, allocations: bool = True) -> Iterator[str]:
     """Yield descriptions of variables that show that this process is one of several.
+
+    Args:
+        env: The variables.
+        allocations: Whether a job with several nodes or tasks is a sign, also where nothing shows
+            that more than its batch script was started.
 
     Example:
         >>> from replicax._src.cluster.signs import multi_process_signs
@@ -88,9 +94,10 @@ def multi_process_signs(env: Env) -> Iterator[str]:
         >>> list(multi_process_signs({"ACME_NUM_TASKS": "2", "ACME_TASK_RANK": "1"}))
         ['ACME_NUM_TASKS=2, ACME_TASK_RANK=1']
     """
-    yield from _known_signs(env)
-    yield from _slurm_signs(env)
-    yield from _lists_of_hosts(env)
+    yield from _known_signs(env, allocations=allocations)
+    if allocations:
+        yield from _slurm_signs(env)
+        yield from _lists_of_hosts(env)
     yield from _tf_config_signs(env)
     # A launcher that counts one process is believed, whatever else a batch script exported.
     if all(_number(env, name) != 1 for name in (*_COUNTS_AND_RANKS, "SLURM_STEP_NUM_TASKS")):
@@ -100,10 +107,10 @@ def multi_process_signs(env: Env) -> Iterator[str]:
             yield f"MASTER_ADDR={env['MASTER_ADDR']} without WORLD_SIZE"
 
 
-def _known_signs(env: Env) -> Iterator[str]:
+def _known_signs(env: Env, *, allocations: bool) -> Iterator[str]:
     for count, rank in _COUNTS_AND_RANKS.items():
         if (number := _number(env, count)) is not None:
-            if number > 1:
+            if number > 1 and (allocations or rank in env):
                 yield f"{count}={number}"
         elif rank in env:
             yield f"{rank}={env[rank]} without {count}"

@@ -191,7 +191,7 @@ class MirroredStrategy(Strategy):
         devices_per_replica: int | Mapping[str, int] = 1,
         shards: int | None = None,
     ) -> None:
-        _warn_of_others()
+        warn_of_others("MirroredStrategy")
         check_shards(shards, variable_policy)
         check_nothing_packs(reduce_dtype, cross_device_ops=cross_device_ops)
         topology = Topology.local(devices, devices_per_replica, shards or 0)
@@ -199,13 +199,13 @@ class MirroredStrategy(Strategy):
 
 
 @cache
-def _warn_of_others() -> None:
-    """Warn once if the environment shows other workers that this strategy does not use."""
+def warn_of_others(name: str) -> None:
+    """Warn once if the environment shows other workers, which strategy ``name`` does not use."""
     if current() is None and (found := others()):
         _log.warning(
-            "MirroredStrategy trains on the devices of this process only: every process that makes"
-            " one trains a separate model. For one model on all of them use"
-            " MultiWorkerMirroredStrategy. %s",
+            "%s trains on the devices of this process only: every process that makes one trains a"
+            " separate model. For one model on all of them use MultiWorkerMirroredStrategy. %s",
+            name,
             found,
         )
 
@@ -225,6 +225,7 @@ class OneDeviceStrategy(Strategy):
 
     @requires("device", 1, 'for example `OneDeviceStrategy("CPU:0")`, or "GPU:0".')
     def __init__(self, device: str | jax.Device) -> None:
+        warn_of_others("OneDeviceStrategy")
         super().__init__(Topology.local([device]))
 
     @property

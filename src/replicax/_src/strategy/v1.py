@@ -30,6 +30,7 @@ from replicax._src.input.distributed_dataset import DistributedDataset, Distribu
 from replicax._src.input.options import InputContext, InputReplicationMode
 from replicax._src.strategy.base import StrategyBase
 from replicax._src.strategy.multi_worker import InCluster, OnWorkers, WorkersAllReduce
+from replicax._src.strategy.strategies import warn_of_others
 from replicax._src.strategy.tpu import OnSlice
 from replicax._src.topology.device_assignment import DeviceAssignment
 from replicax._src.topology.mesh import Topology
@@ -329,6 +330,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
+        warn_of_others("MirroredStrategy")
         super().__init__(Topology.local(devices), cross_device_ops)
 
 
@@ -342,6 +344,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | jax.Device) -> None:
+        warn_of_others("OneDeviceStrategy")
         super().__init__(Topology.local([device]))
 
     @property

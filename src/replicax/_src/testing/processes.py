@@ -121,7 +121,14 @@ _KINDS: dict[str, Callable[[str], None]] = {
 
 _GRACE = 10.0  # seconds for the other workers to end after one has failed
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count[= ]\d+")
-_OTHERS = ("TF_CONFIG", "SLURM_", "JAX_COORDINATOR_", "JAX_NUM_CPU_DEVICES", "REPLICAX_HUB")
+_OTHERS = (
+    "TF_CONFIG",
+    "SLURM_",
+    "JAX_COORDINATOR_",
+    "JAX_NUM_CPU_DEVICES",
+    "REPLICAX_HUB",
+    "REPLICAX_ALONE",
+)
 
 
 def run_in_processes(  # noqa: PLR0913 - five of them have a default
