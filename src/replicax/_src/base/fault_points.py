@@ -74,7 +74,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
 
 
 def fault_point(name: str) -> None:
-    """Trigger the faults that are armed for this pass of the point ``name``."""
+    """Trigger a fault that is armed for the point ``name`` and for how often it was passed."""
     if _waiting:
         _pass(name)
 
