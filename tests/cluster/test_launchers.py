@@ -384,6 +384,14 @@ def test_replicax_alone_wins_over_every_launcher(launched):
     assert others() == ""
 
 
+@pytest.mark.parametrize("text", ["0", "", "false", "False", "no", "off"])
+def test_replicax_alone_is_no_insistence_if_it_says_no(launched, text):
+    launched({"WORLD_SIZE": "2", "REPLICAX_ALONE": text})
+
+    with pytest.raises(ClusterError, match=r"RANK not set|REPLICAX_ALONE is"):
+        resolve_cluster()
+
+
 @pytest.mark.parametrize(
     "variables",
     [

@@ -133,6 +133,17 @@ def ray(mode):
     return LAUNCHER, start
 
 
+def with_torch():
+    def start(stack, folder, _):
+        if importlib.util.find_spec("torch") is None:
+            pytest.skip("make test-clusters installs torch")
+        for index in range(2):
+            given = {"INDEX": str(index), "ADDRESS": f"file://{folder}/store"}
+            yield started([*PYTHON, "torch"], environment(**given))
+
+    return "its variables", start
+
+
 def dask():
     def start(stack, folder, _):
         if importlib.util.find_spec("distributed") is None:
@@ -234,10 +245,21 @@ ENVIRONMENTS = {
     "`NODE_RANK`, `NNODES`, `MASTER_ADDR`": variables(
         {"NNODES": "2", "MASTER_ADDR": FIRST, "MASTER_PORT": "{port}"}, rank="NODE_RANK"
     ),
+    "RunPod": variables(
+        {
+            "NUM_NODES": "2",
+            "NUM_TRAINERS": "8",
+            "WORLD_SIZE": "16",
+            "MASTER_ADDR": FIRST,
+            "MASTER_PORT": "{port}",
+        },
+        rank="NODE_RANK",
+    ),
     "LeaderWorkerSet": variables(
         {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": FIRST} | PORT, rank="LWS_WORKER_INDEX"
     ),
     "torchrun": launched(["torchrun", "--nproc-per-node=2", "--no-python"], "torchrun"),
+    "`torch.distributed.init_process_group()` called first": with_torch(),
     "Ray Train, `JaxTrainer`": ray("trainer"),
     "Ray Train, `rx.integrations.ray.Config()`": ray("backend"),
     "Ray actors with `TF_CONFIG`": ray("actors"),

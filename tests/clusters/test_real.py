@@ -110,6 +110,19 @@ def test_sbatch_script_without_srun_is_refused(slurm, tmp_path):
     assert "start the program with srun" in output.read_text()
 
 
+def test_launchers_of_two_slurm_tasks_train_no_models_of_their_own(slurm):
+    env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    launch = [sys.executable, "-m", "replicax", "launch", "--workers", "2", str(PROGRAM)]
+    job = started(["srun", "-n", "2", *launch], env)
+    output, _ = job.communicate(timeout=SECONDS)
+
+    assert job.returncode != 0
+    assert "SUM=" not in output
+    assert "one of several processes" in output
+
+    assert sums(started(["srun", "-n", "1", *launch], env)) == ["2", "2"]
+
+
 def test_mpirun_inside_a_slurm_step_wins(slurm):
     need("mpirun.mpich")
     env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}

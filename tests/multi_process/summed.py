@@ -9,15 +9,25 @@ import jax.numpy as jnp
 import replicax as rx
 
 
-def main(how):
+def connect(how):
+    """Connect the processes by another library, before the strategy is made."""
     if how == "initialized":
         index = int(os.environ["INDEX"])
         jax.distributed.initialize(os.environ["ADDRESS"], 2, index)
+    if how == "torch":
+        from torch import distributed  # noqa: PLC0415 - few tests need it
+
+        address, index = os.environ["ADDRESS"], int(os.environ["INDEX"])
+        distributed.init_process_group("gloo", address, rank=index, world_size=2)
     if how == "keras":
         import keras  # noqa: PLC0415 - it chooses its backend by the environment
 
         addresses = f"{os.environ['ADDRESS']},127.0.0.1:1"
         keras.distribution.initialize(addresses, 2, int(os.environ["INDEX"]))
+
+
+def main(how):
+    connect(how)
     if how == "gce":
         del os.environ["TPU_SKIP_MDS_QUERY"]  # JAX sets it on machines without TPU chips
     if how == "tpu":

@@ -27,6 +27,7 @@ else:
 
 ALONE = "REPLICAX_ALONE"
 RESOLVERS = "replicax.cluster_resolvers"  # a group of entry points
+_MEANS_ALONE = {"": False, "0": False, "false": False, "1": True, "true": True}
 _TRAINING = ("chief", "worker")
 _JOBS = ("chief", "worker", "ps", "evaluator")
 
@@ -99,7 +100,12 @@ def choose_resolver(
 
 
 def _is_alone(*, alone: bool) -> bool:
-    return alone or os.environ.get(ALONE, "0") not in ("", "0")
+    text = os.environ.get(ALONE, "0")
+    if text.lower() not in _MEANS_ALONE:
+        raise ClusterError(
+            f"{ALONE} is {show(text)}; set it to 1 to train in this process alone, or to 0."
+        )
+    return alone or _MEANS_ALONE[text.lower()]
 
 
 def installed_resolver() -> ClusterResolver | None:
