@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._src.base.errors import ReplicaError
+from replicax._src.base.errors import DivergenceError, ReplicaError
 from tests.replicas import context, local, mirrored
 
 AGGREGATIONS = ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA", "plain"]
@@ -213,3 +213,24 @@ def test_a_merge_function_may_close_over_what_every_replica_has():
         )
 
     assert local(strategy, strategy.run(replica)) == [19.0, 19.0]
+
+
+@pytest.mark.parametrize("aggregation", ["MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize("way", ["index", "merge_call"])
+def test_compiled_replicas_that_no_aggregation_combines_are_refused(way, aggregation):
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = rx.Variable([1.0, 2.0], aggregation=getattr(rx.VariableAggregation, aggregation))
+
+    def replica():
+        number = context().replica_id_in_sync_group
+        if way == "index":
+            v[number].assign(10.0)
+        else:
+            context().merge_call(lambda strategy: v.assign(jnp.full(2, number + 1.0)))
+
+    with pytest.raises(DivergenceError, match="different indices, or a merge_call") as error:
+        rx.function(lambda: strategy.run(replica))()
+
+    assert "whose aggregation is NONE" not in str(error.value)
+    assert v.numpy().tolist() == [1.0, 2.0]

@@ -113,13 +113,26 @@ def is_same(a: Any, b: Any) -> Any:
 
 
 def divergence_message(cell: Cell, values: Sequence[Any]) -> str:
-    """Return the error message for replicas that wrote different values; `values` may be empty."""
+    """Return the error message for replicas that wrote different values.
+
+    Args:
+        cell: The variable's storage.
+        values: Each replica's value; empty if compiled code compared them, which also compares
+            what a variable with an aggregation gets at indices, or in a `merge_call`.
+    """
     shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
     line = cell.line
+    why = (
+        f", whose aggregation is NONE ({shown}){f', at {line}' if line else ''}. Nothing was"
+        " assigned."
+        if shown
+        else f"{f', at {line}' if line else ''}. Nothing was assigned. No aggregation combined"
+        " them: it is NONE, the replicas wrote at different indices, or a merge_call closes over"
+        " a value of one replica, which belongs in its `args`."
+    )
     return (
-        f"The replicas assigned different values to the mirrored variable {cell.name!r}, whose"
-        f" aggregation is NONE{f' ({shown})' if shown else ''}{f', at {line}' if line else ''}."
-        " Nothing was assigned. Make the values equal first. Gradients of a loss that is divided by"
+        f"The replicas assigned different values to the mirrored variable {cell.name!r}{why}"
+        " Make the values equal first. Gradients of a loss that is divided by"
         " the global batch size, as `rx.nn.compute_average_loss` does, are added up: `gradients ="
         ' rx.distribute.get_replica_context().all_reduce("SUM", gradients)`; "MEAN" is for a loss'
         " that each replica divides by its own rows, and for statistics. Or declare how to combine"
