@@ -37,9 +37,9 @@ class Stack(nnx.Module):
         return nnx.scan(layer, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
 
 
-def _train(strategy):
+def _train(strategy, make=Stack):
     with strategy.scope():
-        model = Stack(nnx.Rngs(0))
+        model = make(nnx.Rngs(0))
         adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
         optimizer = nnx.Optimizer(model, adam, wrt=nnx.Param)
 
@@ -94,3 +94,16 @@ def test_partition_of_another_number_of_axes_is_refused():
 
     with pytest.raises(rx.errors.VariableError, match="PARTITION_NAME"):
         strategy.run(lambda layers: layers.up.kernel[...], (layers,))
+
+
+def test_layer_that_is_not_stacked_has_the_numbers_of_one_device():
+    # The state of its optimizer is created sharded, as zeros like its kernels.
+    losses, one, _ = _train(mirrored(1), Layer)
+
+    found, model, optimizer = _train(mirrored(4, devices_per_replica={"tensor": 2}), Layer)
+
+    np.testing.assert_allclose(found, losses, rtol=1e-4)
+    np.testing.assert_allclose(model.up.kernel[...], one.up.kernel[...], rtol=1e-3, atol=1e-5)
+    slots = jax.tree.leaves(optimizer.opt_state, is_leaf=lambda v: isinstance(v, nnx.Variable))
+    moments = [v for v in slots if v.shape == (WIDTH, HIDDEN)]
+    assert [_shard(v) for v in moments] == [(WIDTH, HIDDEN // 2)] * 2

@@ -227,7 +227,7 @@ def backing_variable(v: Any) -> Variable | None:
         return None
     if not is_outermost(v):
         return None
-    if not x.sharding.is_fully_replicated:
+    if not (x.sharding.is_fully_replicated or _is_of_mesh(x, frame.strategy)):
         raise ScopeError(
             f"An nnx.{type(v).__name__} of shape {x.shape} that the program placed itself, as"
             f" {x.sharding}, was used in a replica function or an rx.function. A strategy keeps a"
@@ -257,7 +257,14 @@ def is_free(x: Any, strategy: Any) -> bool:
     devices = x.sharding.device_set
     topology = strategy.topology
     is_ours = topology is not None and devices == set(topology.devices)
-    return bool(len(devices) == 1 or (is_ours and x.sharding.is_fully_replicated))
+    is_placed_by_us = x.sharding.is_fully_replicated or _is_of_mesh(x, strategy)
+    return bool(len(devices) == 1 or (is_ours and is_placed_by_us))
+
+
+def _is_of_mesh(x: Any, strategy: Any) -> bool:
+    """Whether an array is sharded over the mesh of a strategy, as zeros like a kernel are."""
+    topology = None if strategy is None else strategy.topology
+    return topology is not None and getattr(x.sharding, "mesh", None) == topology.mesh
 
 
 def adopt(v: Any, strategy: Any) -> Variable:
