@@ -5,12 +5,16 @@
     python examples/llama.py --tensor 2  # replicas of two devices each
 
 Layers are stacked and rematerialized, compute in bfloat16, and their weights and Adam's state are
-sharded over the replicas.
+sharded over the replicas. Which devices a larger one needs, without having any:
+
+    python examples/llama.py --size 8b --plan h100 --global-batch 64
 """
 
 import argparse
 import functools
 import os
+import subprocess
+import sys
 from collections import namedtuple
 from typing import Any
 
@@ -37,7 +41,7 @@ UNNAMED = {nnx.PARTITION_NAME: None}  # the axis of layers is not sharded by nam
 
 
 def main() -> None:
-    """Train on sequences that count upwards."""
+    """Train on sequences that count upwards, or plan."""
     parser = argparse.ArgumentParser(description="Train a Llama.")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=30)
@@ -47,7 +51,12 @@ def main() -> None:
     parser.add_argument("--tensor", type=int, default=1, help="devices of each replica")
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help="parts of a batch")
     parser.add_argument("--float32", action="store_true", help="compute in float32")
+    parser.add_argument("--plan", metavar="KINDS", help="find devices, such as h100,v5p")
+    parser.add_argument("--most", type=int, default=64, help="the most devices of a plan")
+    parser.add_argument("--abstract", action="store_true", help="compute no weights, for a plan")
     options = parser.parse_args()
+    if options.plan:
+        sys.exit(plan(options))
 
     strategy = rx.distribute.MirroredStrategy(
         variable_policy=options.policy,
@@ -63,16 +72,29 @@ def main() -> None:
             print(f"step {step}: loss {float(loss):.4f}")
 
 
+def plan(options: Any) -> int:
+    """Let `replicax plan` compile the step for many devices, with several sizes of a replica."""
+    command = [sys.executable, "-m", "replicax", "plan", __file__, "--plan", "--fit", options.plan]
+    command += ["--global-batch", str(options.global_batch), "--most", str(options.most)]
+    command += ["--vary", "tensor=1,4", "--", "--abstract", "--size", options.size]
+    return subprocess.call([*command, "--accumulate", str(options.accumulate)])
+
+
 class Trainer:
     """A model, its optimizer, and one step of training."""
 
     def __init__(self, strategy: Any, size: Size, options: Any) -> None:
         self.strategy, self.size, self.options = strategy, size, options
         with strategy.scope():
-            self.model = Llama(size, nnx.Rngs(0))
-            adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, b2=0.95))
-            self.optimizer = nnx.Optimizer(self.model, adam, wrt=nnx.Param)
+            # A plan needs shapes only: 8 billion parameters and their state take 96 GB.
+            made = nnx.eval_shape(self._make) if options.abstract else self._make()
+        self.model, self.optimizer = made
         self.step = rx.function(self._step)
+
+    def _make(self) -> Any:
+        model = Llama(self.size, nnx.Rngs(0))
+        adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, b2=0.95))
+        return model, nnx.Optimizer(model, adam, wrt=nnx.Param)
 
     @property
     def num_parameters(self) -> int:

@@ -4,7 +4,10 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import replicax as rx
 from replicax._src.preflight.script import preflight_script
@@ -93,6 +96,43 @@ def test_strategies_and_variables_are_as_they_were_after_a_trace_also_one_that_f
     assert strategy.num_replicas_in_sync == 2
     strategy.run(lambda: v.assign_add(jnp.ones(3)))
     assert v.numpy().tolist() == [1, 1, 1]
+
+
+def _nnx_step(make):
+    """Return a step of a layer of NNX and Adam, made by `make`, on two replicas of two devices."""
+    devices = {"tensor": 2}
+    strategy = mirrored(4, variable_policy="sharded", devices_per_replica=devices)
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "tensor"))
+
+    def trainer():
+        layer = nnx.Linear(64, 256, kernel_init=init, rngs=nnx.Rngs(0))
+        return layer, nnx.Optimizer(layer, optax.adam(1e-2), wrt=nnx.Param)
+
+    with strategy.scope():
+        layer, optimizer = make(trainer)
+
+    def replica_step(layer, optimizer, x):
+        loss, gradients = nnx.value_and_grad(lambda m: rx.nn.mean_loss(m(x).sum(-1)))(layer)
+        optimizer.update(layer, gradients)
+        return loss
+
+    x = strategy.experimental_distribute_values_from_function(lambda _: np.ones((4, 64), "f4"))
+    return Step.of(lambda x: strategy.run(replica_step, (layer, optimizer, x)), (x,), {})
+
+
+def test_a_model_of_nnx_eval_shape_is_planned_like_one_with_values():
+    target = Target.parse("h100:2x4")
+    with rx.tpu.planning():
+        abstract = trace(_nnx_step(nnx.eval_shape), target)
+    made = trace(_nnx_step(lambda make: make()), target)
+
+    def inputs(found):
+        text = jax.export.deserialize(bytearray(found.program)).mlir_module()
+        return re.findall(r"%arg\d+: (tensor<\w+>)", re.search(r"@main\((.*)\) ->", text)[1])
+
+    assert abstract.axes == made.axes == {"replica": 4, "l0": 2}
+    assert inputs(abstract) == inputs(made)
+    assert inputs(abstract).count("tensor<64x256xf32>") == 3  # the kernel, and both moments
 
 
 FIT = """

@@ -18,7 +18,7 @@ from replicax._src.compat.jax import concrete
 from replicax._src.context.current import attributes, current, entered
 from replicax._src.integrations import flax_private as private
 from replicax._src.state.cell import Cell
-from replicax._src.state.declaration import LayoutMap
+from replicax._src.state.declaration import LayoutMap, is_planned, is_planning
 from replicax._src.state.hooks import created_variables
 from replicax._src.state.levels import at_end, level, refuse_other_trace, refuse_tracer
 from replicax._src.state.variable import Variable
@@ -223,11 +223,14 @@ def backing_variable(v: Any) -> Variable | None:
     if isinstance(x, Variable):
         return x
     frame = current()
-    if (frame.level is None and not frame.tapes) or not is_known(x):
+    # While planning, models of `nnx.eval_shape` have shapes in place of arrays.
+    is_planned_here = is_planning() and is_planned(x)
+    if (frame.level is None and not frame.tapes) or not (is_known(x) or is_planned_here):
         return None
     if not is_outermost(v):
         return None
-    if not (x.sharding.is_fully_replicated or _is_of_mesh(x, frame.strategy)):
+    is_placed_by_us = is_planned_here or _is_of_mesh(x, frame.strategy)
+    if not (is_placed_by_us or x.sharding.is_fully_replicated):
         raise ScopeError(
             f"An nnx.{type(v).__name__} of shape {x.shape} that the program placed itself, as"
             f" {x.sharding}, was used in a replica function or an rx.function. A strategy keeps a"

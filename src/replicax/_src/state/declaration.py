@@ -170,9 +170,11 @@ def is_offloading() -> bool:
 
 
 def plan(initial_value: Any, dtype: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of an initial value."""
-    make = initial_value if callable(initial_value) else lambda: initial_value
+    """Return the shape and dtype of an initial value, which may itself be planned."""
     dtype = canonical_dtype(dtype)
+    if is_planned(initial_value):
+        return jax.ShapeDtypeStruct(initial_value.shape, dtype or initial_value.dtype)
+    make = initial_value if callable(initial_value) else lambda: initial_value
     shape: jax.ShapeDtypeStruct = jax.eval_shape(lambda: jnp.asarray(make(), dtype))
     return shape
 

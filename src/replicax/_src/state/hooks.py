@@ -17,7 +17,7 @@ from replicax._src.base.ops import canonical_dtype
 from replicax._src.compat.jax import concrete, renewed, unrecorded
 from replicax._src.context.current import current, enter, entered, leave
 from replicax._src.state.cell import Cell
-from replicax._src.state.declaration import is_planning, plan
+from replicax._src.state.declaration import is_planned, is_planning, plan
 from replicax._src.state.levels import Storage, TraceLevel, level
 from replicax._src.values.placement import fresh_copy, is_traced, private
 
@@ -250,6 +250,8 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     # A counter or a learning rate takes no memory, and optimizers read theirs when they are made.
     if is_planning() and (planned := plan(initial_value, dtype)).size > 1:
         return planned, None
+    if is_planned(initial_value):
+        initial_value = jnp.zeros(initial_value.shape, initial_value.dtype)
     with concrete():
         value: Any = _call_initializer(initial_value) if callable(initial_value) else initial_value
         value = value if is_traced(value) else _as_array(value, dtype)
