@@ -101,6 +101,15 @@ def _entry(name: str, value: Any) -> list[str]:
     return [f".. autodata:: {name}", "   :no-value:", ""]
 
 
+def _foreign_name(value: Any) -> str | None:
+    """Return the full name of a class or function of another library: it documents them."""
+    if not callable(value) or value.__module__.startswith("replicax"):
+        return None
+    package, name = value.__module__.partition(".")[0], value.__name__.rpartition(".")[2]
+    is_public = getattr(sys.modules.get(package), name, None) is value
+    return f"{package if is_public else value.__module__}.{name}"
+
+
 def _page(name: str, module: Any, known: dict[int, str]) -> tuple[str, list[tuple[str, Any]]]:
     """Return the page of a namespace, and the classes that get pages of their own."""
     title = name.replace("replicax", "rx", 1)
@@ -114,8 +123,8 @@ def _page(name: str, module: Any, known: dict[int, str]) -> tuple[str, list[tupl
         first = known.setdefault(id(value), path) if callable(value) else path
         if first != path:
             lines += [f"`{path}` is :obj:`{first}`.", ""]
-        elif inspect.isclass(value) and not value.__module__.startswith("replicax"):
-            lines += [f"`{path}` is `{value.__module__}.{value.__qualname__}`.", ""]
+        elif (origin := _foreign_name(value)) is not None:
+            lines += [f"`{path}` is `{origin}`.", ""]
         elif inspect.isclass(value):
             classes.append((path, value))
         else:
