@@ -204,6 +204,23 @@ def test_virtual_devices_that_come_too_late_are_told_so():
     assert "REPLICAX_CPU_DEVICES=2 is in the environment now, but was not" in result.stderr
 
 
+PROGRAM = """
+import replicax as rx
+with rx.distribute.MirroredStrategy().scope():
+    rx.keras.layers.Dense(1)
+"""
+
+
+@pytest.mark.parametrize("library", ["jax", "keras"])
+def test_a_program_with_the_name_of_a_library_is_told_so(library, tmp_path):
+    program = tmp_path / f"{library}.py"
+    program.write_text(PROGRAM)
+
+    result = run_fresh(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
+
+    assert f"ImportError: The file {program} hides the library {library}" in result.stderr
+
+
 FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")

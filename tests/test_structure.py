@@ -321,6 +321,7 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
                 value=ast.Call(
                     func=ast.Name(
                         id="prepare_environment"
+                        | "refuse_shadow"
                         | "connect_layers"
                         | "install_handler"
                         | "join_libraries"

@@ -6,7 +6,11 @@ machine, many machines, or a TPU slice.
 
 from typing import TYPE_CHECKING
 
-from replicax._src.topology.virtual_devices import prepare_environment
+from replicax._src.base.shadows import refuse_shadow
+
+refuse_shadow("jax")
+
+from replicax._src.topology.virtual_devices import prepare_environment  # noqa: E402
 
 prepare_environment()
 

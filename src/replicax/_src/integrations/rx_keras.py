@@ -2,6 +2,9 @@
 
 import os
 
+from replicax._src.base.shadows import refuse_shadow
+
+refuse_shadow("keras")
 os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it once, when it is imported
 
 try:
