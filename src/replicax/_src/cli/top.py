@@ -125,7 +125,7 @@ def table(status: Message, name: str) -> Sheet:
         *((("membership", describe(status["membership"])),) if status.get("most") else ()),
     )
     columns = (
-        *("worker", "~pid, machine", ">step", ">steps/s", ">input wait", ">memory", ">silent"),
+        *("worker", "~pid, host", ">step", ">steps/s", ">input wait", ">memory", ">silent"),
         "~doing",
     )
     notes = (*status["news"], *status.get("slow", ()))
