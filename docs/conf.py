@@ -34,6 +34,7 @@ suppress_warnings = ["myst.header", "ref.python"]  # two strategies of one name:
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = True
+python_maximum_signature_line_length = 88  # longer ones have a line for each argument
 napoleon_google_docstring = True
 napoleon_use_ivar = True
 default_role = "code"
@@ -64,7 +65,7 @@ _INTERNAL = frozenset(
     """across add_rows admit allows_dynamic_batch backend_cls between_graph cell compiles_runs
     component components consume devices_or_default divided follows for_variables form
     has_logical_devices has_rows is_local_mean is_uneven is_used is_written left_out meeting_port
-    node note_local_mean note_read origin overlay peek position reaches record reduce_value sheet
+    node note_local_mean note_read of origin overlay peek position reaches record reduce_value sheet
     total_of train_func_context whole wraps_single""".split()
 )
 
@@ -81,17 +82,49 @@ def _base(value: type, known: dict[int, str]) -> type | None:
     return next((b for b in value.__mro__[1:] if id(b) in known), None)
 
 
+def _inherited(value: type, base: type, known: dict[int, str]) -> list[str]:
+    """Name the members that other pages describe, with links to them."""
+    kinds = (types.FunctionType, property, classmethod, staticmethod)
+    found = {name: inspect.getattr_static(base, name) for name in dir(base)}
+    names = [
+        name
+        for name, member in found.items()
+        if isinstance(member, kinds)
+        and not name.startswith("_")
+        and name not in _INTERNAL
+        and member is inspect.getattr_static(value, name)
+        and _defining(base, name).__module__.startswith("replicax")
+        and inspect.getdoc(member)
+    ]
+    pages = {name: known[id(_described_by(base, name, known))] for name in names}
+    links = ", ".join(f":obj:`~{page}.{name}`" for name, page in pages.items())
+    return [f"Members of :class:`~{known[id(base)]}`{': ' if links else ''}{links}.", ""]
+
+
+def _defining(value: type, name: str) -> type:
+    return next(base for base in value.__mro__ if name in vars(base))
+
+
+def _described_by(value: type, name: str, known: dict[int, str]) -> type:
+    """Return the class whose page describes a member of a class."""
+    base, order = _base(value, known), value.__mro__
+    if base is None or order.index(_defining(value, name)) < order.index(base):
+        return value
+    return _described_by(base, name, known)
+
+
 def _class_page(path: str, value: Any, known: dict[int, str]) -> str:
     value.__name__ = path.rpartition(".")[2]  # what users call it; or it counts as an alias
     base = _base(value, known)
     head = [":nosearch:", ""] if ".compat." in path else []  # search finds today's form instead
     lines = [*head, value.__name__, "=" * len(value.__name__), ""]
     lines += [f".. autoclass:: {path}", "   :members:"]
-    if base is None:
-        lines += [f"   :inherited-members: {_BASES}"]
+    # Members of private bases belong here; those of the documented one are on its page.
+    stop = _BASES if base is None else known[id(base)].rpartition(".")[2]
+    lines += [f"   :inherited-members: {stop}"]
     lines += [""]
     if base is not None:
-        lines += [f"It also has the members of :class:`~{known[id(base)]}`.", ""]
+        lines += _inherited(value, base, known)
     return "\n".join(lines)
 
 

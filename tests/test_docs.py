@@ -18,6 +18,14 @@ made = {{name: site["_page"](name, module, known) for name, module in pages.item
 texts = {{name: text for name, (text, _) in made.items()}}
 for path, value in (pair for _, classes in made.values() for pair in classes):
     assert path in site["_class_page"](path, value, known), path
+path = "replicax.distribute.MultiWorkerMirroredStrategy"
+page = site["_class_page"](path, rx.distribute.MultiWorkerMirroredStrategy, known)
+assert "   :inherited-members: Strategy\\n" in page, page  # `on_resize` of a private base class
+assert ":obj:`~replicax.distribute.Strategy.run`" in page and "on_resize" not in page
+path = "replicax.distribute.experimental.MultiWorkerMirroredStrategy"
+page = site["_class_page"](path, rx.distribute.experimental.MultiWorkerMirroredStrategy, known)
+assert ":obj:`~replicax.distribute.Strategy.run`" in page
+assert ":obj:`~replicax.distribute.MultiWorkerMirroredStrategy.on_resize`" in page
 names = [(place, name) for place, module in pages.items() for name in module.__all__]
 for place, name in names:
     value = getattr(pages[place], name)

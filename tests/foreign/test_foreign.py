@@ -255,7 +255,7 @@ def test_single_sequences_of_a_hugging_face_dataset_are_named(strategy, kind):
     single = datasets.Dataset.from_dict(rows)
     single = single.to_iterable_dataset() if kind == "iterable" else single
 
-    with pytest.warns(UserWarning, match=r"\(ids, mask\) are lists of numbers.*dataset.batch"):
+    with pytest.warns(UserWarning, match=r"\(ids, mask\) are lists of values.*dataset.batch"):
         strategy.experimental_distribute_dataset(single)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -298,8 +298,8 @@ def _warn_if_sequences_only(dataset: Any) -> None:
     columns = getattr(dataset, "features", None)
     if columns and all(_is_sequence(column) for column in columns.values()):
         warn_user(
-            f"All columns of this Hugging Face dataset ({', '.join(columns)}) are lists of numbers:"
-            " each element is taken as a batch with one number for each example. If the elements"
+            f"All columns of this Hugging Face dataset ({', '.join(columns)}) are lists of values:"
+            " each element is taken as a batch with one value for each example. If the elements"
             " are single examples, such as sequences of tokens, the sequences would be divided"
             " between the replicas: pass `dataset.batch(batch_size)`."
         )

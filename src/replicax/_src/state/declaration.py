@@ -154,7 +154,7 @@ def offload() -> Iterator[None]:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope(), rx.offload():
         ...     moment = rx.Variable(jnp.zeros((128, 64)))
-        >>> moment.cell.array().sharding.memory_kind
+        >>> strategy.array(moment).sharding.memory_kind
         'pinned_host'
     """
     token = _offloading.set(True)

@@ -174,7 +174,7 @@ class MirroredStrategy(Strategy):
         >>> sharded = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], variable_policy="sharded")
         >>> with sharded.scope():
         ...     v = rx.Variable(jnp.zeros((256, 256)))
-        >>> [part.data.shape for part in v.cell.array().addressable_shards]
+        >>> [part.data.shape for part in sharded.array(v).addressable_shards]
         [(128, 256), (128, 256)]
         >>> pairs = rx.distribute.MirroredStrategy(devices_per_replica={"tensor": 2})
         >>> pairs
