@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from replicax._src.data import deep_pipelines
 from replicax.data import AUTOTUNE, Dataset, Options
 from replicax.data.experimental import assert_cardinality
 from tests.data.pipelines import ints
@@ -58,6 +59,7 @@ STEPS = {
 }
 # Their element_spec calls functions of the pipeline, for every transformation from the start.
 LEARNING = {"map", "enumerate", "flat_map", "interleave", "window", "scan", "zip"}
+DEEPEST = ["map", "take", "batch"]
 
 
 def deep(names, depth):
@@ -84,7 +86,7 @@ def check(dataset):
     assert dataset.fingerprint() == dataset.fingerprint()
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [name for name in STEPS if name not in DEEPEST])
 def test_hundreds_of_one_transformation(step):
     check(deep([step], 400))
 
@@ -95,7 +97,7 @@ def test_hundreds_of_any_transformations(names):
     check(deep(names, 500))
 
 
-@pytest.mark.parametrize("step", ["map", "take", "batch"])
+@pytest.mark.parametrize("step", DEEPEST)
 def test_five_thousand_of_one_transformation(step):
     check(deep([step], 5000))
 
@@ -104,6 +106,22 @@ def test_five_thousand_of_one_transformation(step):
 def test_the_spec_of_deep_pipelines(step):
     dataset = deep([step], 60 if step in LEARNING or step.startswith("map") else 600)
     assert dataset.element_spec.dtype == np.int64
+
+
+@pytest.mark.parametrize("step", ["filter", "take_while"])
+def test_each_further_predicate_takes_no_longer_than_the_one_before(step, monkeypatch):
+    on_new_stack, calls = deep_pipelines.on_new_stack, []
+
+    def counted(call):
+        calls.append(call)
+        return on_new_stack(call)
+
+    monkeypatch.setattr(deep_pipelines, "on_new_stack", counted)
+
+    dataset = deep([step], 400)
+
+    assert len(calls) <= 40  # 40 nodes share a stack
+    assert ints(dataset) == [0, 1, 2]
 
 
 def test_a_deep_pipeline_is_distributed():

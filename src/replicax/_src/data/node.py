@@ -182,8 +182,8 @@ class Node(ABC):
 
 # Recursive properties of nodes, by how long a result stays valid.
 _CONSTANT = ("element_spec", "cardinality", "batching", "gives_places")
-_CONSTANT_IF_TRUE = ("is_spec_known",)
-_CHANGING = ("is_spec_sure", "peeked", "calls_user_code", "may_fail")
+_CONSTANT_IF_TRUE = ("is_spec_known", "is_spec_sure")
+_CHANGING = ("peeked", "calls_user_code", "may_fail")
 
 
 def _support_depth(kind: type) -> None:
