@@ -1,5 +1,6 @@
 """Test set-up for the whole tree, here at the root so that doctests in src/ get it too."""
 
+import gc
 import logging
 import os
 import threading
@@ -39,6 +40,12 @@ hypothesis.settings.load_profile("replicax")
 
 _CLUSTER_VARIABLES = ("TF_CONFIG", "SLURM_", "KUBERNETES_", "TPU_", "JAX_COORDINATOR_", "REPLICAX_")
 _THREAD_PATIENCE = 5.0  # seconds that a thread may take to end after its test
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections skip what lives until the end: modules and collected tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,8 @@ CONTEXTS = {
     "promotion": "jax.numpy_dtype_promotion('strict')",
     "leaks": "jax.checking_leaks()",
 }
-SLOW_CONTEXTS = ("x64", "rank", "promotion", "leaks")  # each test starts a process
+# Each test starts a process.
+SLOW_CONTEXTS = ("no_jit", "mesh", "x64", "rank", "promotion", "leaks")
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,14 @@ def right(tmp_path_factory):
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("seed", [20, pytest.param(21, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [(20, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (20, 21))],
+)
 def test_a_training_that_is_struck_again_and_again_ends_as_if_nothing_had_been(
-    tmp_path, seed, right
+    tmp_path, seed, faults, right
 ):
-    plan = plan_of(seed, 4, QUICK[:4] if seed % 2 else QUICK[4:])
+    plan = plan_of(seed, faults, QUICK[:4] if seed % 2 else QUICK[4:])
 
     outcome = chaos(tmp_path / "run", seed, plan, right)
 

@@ -161,8 +161,12 @@ print("after")
 @needs_compiler
 @pytest.mark.parametrize(
     ("text", "name"),
-    [(PLAIN, "step"), (NNX, "step"), (KERAS, "train_step")],
-    ids=["jit", "nnx", "fit"],
+    [
+        pytest.param(PLAIN, "step", id="jit"),
+        # tests/preflight compiles such steps without the command.
+        pytest.param(NNX, "step", id="nnx", marks=pytest.mark.slow),
+        pytest.param(KERAS, "train_step", id="fit", marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_without_a_strategy_is_taken_by_its_name(text, name, tmp_path):
     path, out = tmp_path / "plain.py", tmp_path / "report.json"

@@ -118,16 +118,15 @@ def is_as_in_xla(case, select):
 
 
 @pytest.mark.parametrize(
-    ("shape", "window", "strides", "padding"),
+    ("shape", "window", "strides", "padding", "dtype"),
     [
-        ((4, 28, 28, 8), (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
-        ((4, 27, 29, 8), (1, 2, 2, 1), (1, 2, 2, 1), "SAME"),
-        ((4, 15, 15, 3), (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
-        ((2, 3, 15, 15), (1, 1, 3, 3), (1, 1, 2, 2), "VALID"),
-        ((2, 6, 7, 8, 3), (1, 2, 2, 2, 1), (1, 2, 2, 2, 1), "SAME"),
+        ((4, 28, 28, 8), (1, 2, 2, 1), (1, 2, 2, 1), "VALID", "float32"),
+        ((4, 27, 29, 8), (1, 2, 2, 1), (1, 2, 2, 1), "SAME", "bfloat16"),
+        ((4, 15, 15, 3), (1, 3, 3, 1), (1, 2, 2, 1), "SAME", "float32"),
+        ((2, 3, 15, 15), (1, 1, 3, 3), (1, 1, 2, 2), "VALID", "bfloat16"),
+        ((2, 6, 7, 8, 3), (1, 2, 2, 2, 1), (1, 2, 2, 2, 1), "SAME", "float32"),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layers_pool_as_xla_does(shape, window, strides, padding, dtype):
     padding = lax.padtype_to_pads(shape, window, strides, padding)
     how = {"window": window, "strides": strides, "padding": tuple(padding)}

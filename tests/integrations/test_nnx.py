@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import itertools
 import weakref
 
 import jax
@@ -731,8 +732,14 @@ TRANSFORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:(?s).*sow.*:DeprecationWarning")
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "transform"),
+    [
+        # Stacks with statistics have all that those without have.
+        pytest.param(way, name, marks=[pytest.mark.slow] if name == "scan" else [])
+        for way, name in itertools.product(WAYS, TRANSFORMS)
+    ],
+)
 def test_nothing_of_a_trace_stays_in_a_module(way, transform, two):
     x = jnp.arange(6.0).reshape(2, 3)
     with two.scope():

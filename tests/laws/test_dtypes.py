@@ -65,7 +65,7 @@ def _seen(strategy, results):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kind=_values,
     way=st.sampled_from(WAYS),
