@@ -1,6 +1,7 @@
 """Optimizer recipes on sharded variables: collectives of a step, and the numbers of copies."""
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +14,42 @@ from tests.replicas import context, mirrored, per_replica
 
 SHAPES = [(256, 64), (67, 101), (8, 64, 64)]  # by rows, flat and padded, a stack
 COLLECTIVE = re.compile(r"= (.*) (all-reduce|reduce-scatter|all-gather)(?:-start)?\(")
+# By the names in the table of docs/sharding.md.
 RECIPES = {
-    "adam": lambda: optax.adam(1e-2),
-    "clip by global norm": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
-    "clip by value": lambda: optax.chain(optax.clip(1e-3), optax.sgd(1e-2)),
-    "lamb": lambda: optax.lamb(1e-2),
-    "lars": lambda: optax.lars(1e-2),
-    "decayed weights": lambda: optax.adamw(1e-2, mask=lambda ws: [w.ndim > 2 for w in ws]),
-    "skipped if not finite": lambda: _finite_only(optax.adam(1e-2)),
-    "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 3),
-    "EMA": lambda: optax.chain(optax.adam(1e-2), optax.ema(0.9)),
-    "MultiSteps": lambda: optax.MultiSteps(
+    "Adam": lambda: optax.adam(1e-2),
+    "clip by global norm, Adam": lambda: optax.chain(
+        optax.clip_by_global_norm(0.1), optax.adam(1e-2)
+    ),
+    "clip by value, SGD": lambda: optax.chain(optax.clip(1e-3), optax.sgd(1e-2)),
+    "LAMB": lambda: optax.lamb(1e-2),
+    "LARS": lambda: optax.lars(1e-2),
+    "AdamW with a mask for the decay": lambda: optax.adamw(
+        1e-2, mask=lambda ws: [w.ndim > 2 for w in ws]
+    ),
+    "Adam, skipped unless all gradients are finite": lambda: _finite_only(optax.adam(1e-2)),
+    "`optax.apply_if_finite`": lambda: optax.apply_if_finite(optax.adam(1e-2), 3),
+    "Adam, EMA of updates": lambda: optax.chain(optax.adam(1e-2), optax.ema(0.9)),
+    "`optax.MultiSteps` of clip by global norm, Adam": lambda: optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)), 2
     ).gradient_transformation(),
-    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=32),
-    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
-    "adaptive clip": lambda: optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(1e-2)),
+    "`optax.inject_hyperparams` of Adam": lambda: optax.inject_hyperparams(optax.adam)(
+        learning_rate=1e-2
+    ),
+    "Adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=32),
+    "adaptive gradient clipping, SGD": lambda: optax.chain(
+        optax.adaptive_grad_clip(0.01), optax.sgd(1e-2)
+    ),
 }
+KERAS_RECIPES = {
+    "Keras, Adam": lambda o: o.Adam(1e-2),
+    "Keras, `global_clipnorm`": lambda o: o.Adam(1e-2, global_clipnorm=0.1),
+    "Keras, `clipnorm`": lambda o: o.SGD(1e-2, momentum=0.9, clipnorm=0.1),
+    "Keras, AdamW, `use_ema`": lambda o: o.AdamW(1e-2, use_ema=True, ema_momentum=0.9),
+    "Keras, `gradient_accumulation_steps`": lambda o: o.Adam(1e-2, gradient_accumulation_steps=2),
+    "Keras, `LossScaleOptimizer`": lambda o: o.LossScaleOptimizer(o.Adam(1e-2), 2.0**10),
+}
+# Norms of rows and columns of the array that is stored flat are computed whole.
+WHOLE = ("Adafactor", "adaptive gradient clipping, SGD")
 
 
 def _finite_only(inner):
@@ -48,14 +68,18 @@ class Recipe:
     """Variables that an Optax optimizer trains."""
 
     def __init__(self, strategy, name):
-        self.strategy, self.optimizer = strategy, RECIPES[name]()
+        self.strategy = strategy
         rng = np.random.default_rng(0)
         values = [rng.normal(size=s).astype("f4") for s in SHAPES]
-        with strategy.scope():
+        self.create(values, name)
+        self.call = rx.function(lambda x: strategy.run(self.step, (x,)))
+
+    def create(self, values, name):
+        self.optimizer = RECIPES[name]()
+        with self.strategy.scope():
             self.weights = [rx.Variable(v) for v in values]
             state = self.optimizer.init([jnp.asarray(v) for v in values])
             self.state = jax.tree.map(rx.Variable, state)
-        self.call = rx.function(lambda x: strategy.run(self.step, (x,)))
 
     def step(self, x):
         loss = lambda: sum(jnp.mean(jnp.sin(w * x)) for w in self.weights)  # noqa: E731
@@ -86,31 +110,60 @@ class Recipe:
         return {kind: found.count(kind) for kind in ("all-gather", "reduce-scatter", "all-reduce")}
 
 
+class KerasRecipe(Recipe):
+    """Variables that an optimizer of Keras trains."""
+
+    def create(self, values, name):
+        with self.strategy.scope():
+            self.weights = [rx.keras.Variable(v) for v in values]
+            self.optimizer = KERAS_RECIPES[name](rx.keras.optimizers)
+            self.optimizer.build(self.weights)
+
+    def step(self, x):
+        def loss():
+            value = sum(jnp.mean(jnp.sin(w.value * x)) for w in self.weights)
+            return self.optimizer.scale_loss(value)
+
+        _, gradients = rx.value_and_grad(loss, self.weights)()
+        self.optimizer.apply(gradients, self.weights)  # sums the gradients of all replicas
+
+
+def _counts(name):
+    """Return how many collectives of each kind the step of a recipe has."""
+    whole = int(name in WHOLE)
+    return {"all-gather": 3, "reduce-scatter": 3 - whole, "all-reduce": whole}
+
+
+FAST = ("clip by global norm, Adam", "LAMB", "Keras, `global_clipnorm`")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        name
-        if name in ("clip by global norm", "lamb")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in RECIPES
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*RECIPES, *KERAS_RECIPES)
     ],
 )
 def test_recipes_stay_sharded_and_give_the_numbers_of_copies(name):
-    parts, copies = (Recipe(mirrored(4, variable_policy=p), name) for p in ("sharded", "mirrored"))
+    kind = Recipe if name in RECIPES else KerasRecipe
+    parts, copies = (kind(mirrored(4, variable_policy=p), name) for p in ("sharded", "mirrored"))
 
-    # Norms of rows and columns of the array that is stored flat are computed whole.
-    whole = int(name in ("adafactor", "adaptive clip"))
-    assert parts.collectives() == {
-        "all-gather": 3,
-        "reduce-scatter": 3 - whole,
-        "all-reduce": whole,
-    }
+    assert parts.collectives() == _counts(name)
 
     for model in (parts, copies):
         model.call(model.batch())
         model.call(model.batch())
     for a, b in zip(parts.weights, copies.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_table_of_the_page_has_the_counts_of_all_recipes():
+    page = Path(__file__).parents[2] / "docs" / "sharding.md"
+    rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \| (\d+) \|$", page.read_text(), re.MULTILINE)
+    section = page.read_text().partition("## Optimizer recipes")[2].partition("\n## ")[0]
+    shown = {name: tuple(map(int, counts)) for name, *counts in rows if f"| {name} |" in section}
+
+    assert shown == {name: tuple(_counts(name).values()) for name in (*RECIPES, *KERAS_RECIPES)}
 
 
 def _results(w, own):

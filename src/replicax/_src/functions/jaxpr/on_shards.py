@@ -387,17 +387,7 @@ class _ShardedJaxpr:
         in_forms = None if form is None else _input_forms(equation, form)
         if form is None or in_forms is None:
             return False
-        shape, params = form.part_shape, equation.params
-
-        # Elementwise operations compute shards as they compute whole arrays. Only a broadcast has
-        # the shape of its result among its parameters.
-        def call(*xs: Any) -> list[Any]:
-            if equation.primitive.name != "broadcast_in_dim":
-                return [equation.primitive.bind(*xs, **params)]
-            if jnp.size(xs[0]) == 1:
-                return [jnp.broadcast_to(jnp.reshape(xs[0], ()), shape)]
-            return [jax.lax.broadcast_in_dim(xs[0], shape, params["broadcast_dimensions"])]
-
+        call = lambda *xs: [_bind_on_shards(equation, form, xs)]  # noqa: E731
         inputs = tuple(zip(equation.invars, in_forms, strict=True))
         self._add(_Action(inputs, ((out, form),), call))
         return True
@@ -834,7 +824,8 @@ def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
     # Only one number: broadcasting anything larger may use other elements for other shards.
     if equation.primitive.name == "broadcast_in_dim":
         return (False,) if all(math.prod(s) == 1 for s in shapes) else None
-    return _full_inputs(equation) if all(s in ((), shape) for s in shapes) else None
+    is_known = all(s == shape or math.prod(s) == 1 for s in shapes)
+    return _full_inputs(equation) if is_known else None
 
 
 def _full_inputs(equation: Any) -> tuple[bool, ...] | None:
@@ -871,6 +862,20 @@ def _input_forms(equation: Any, form: ShardLayout) -> tuple[_Form, ...] | None:
         is_sliced = shape and form.axis in axes and shape[axes.index(form.axis)] != 1
         forms.append(replace(form, shape=shape, axis=axes.index(form.axis)) if is_sliced else None)
     return tuple(forms)
+
+
+def _bind_on_shards(equation: Any, form: ShardLayout, xs: Sequence[Any]) -> Any:
+    """Apply an elementwise operation or a broadcast to the inputs of `_input_forms`."""
+    params, shape = equation.params, form.part_shape
+    # Elementwise operations compute shards as they compute whole arrays. Only a broadcast has the
+    # shape of its result among its parameters.
+    if equation.primitive.name == "broadcast_in_dim":
+        if jnp.size(xs[0]) == 1:
+            return jnp.broadcast_to(jnp.reshape(xs[0], ()), shape)
+        return jax.lax.broadcast_in_dim(xs[0], shape, params["broadcast_dimensions"])
+    if form.is_flat:  # a single number, such as a norm, may have the rank of the whole array
+        xs = [x.reshape(1) if jnp.ndim(x) > 1 else x for x in xs]
+    return equation.primitive.bind(*xs, **params)
 
 
 def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
