@@ -85,7 +85,11 @@ def _record_attribute_changes(original: Any) -> Any:
         if is_inside:
             _forget_at_end(self)
             old = vars(self).get(name)
-            if value is not old and is_array(old) and id(self) not in _modules_under_construction():
+            if (
+                value is not old
+                and _is_state(old)
+                and id(self) not in _modules_under_construction()
+            ):
                 _replaced.setdefault(current().level, set()).add((type(self), name))
         if is_inside or id(self) in _modules_under_construction():
             original(self, name, value)
@@ -114,26 +118,40 @@ def _forget_at_end(node: Any) -> None:
                 continue
             if key in before:
                 old = vars(node)[key] = before[key]
-                if is_array(old) and not is_traced(old) and (type(node), key) in replaced:
+                if _is_state(old) and not _is_of_trace(old) and (type(node), key) in replaced:
                     lost.append(key)
             else:
                 del vars(node)[key]
-        return _lost_arrays(node, lost) if lost else ""
+        return _lost_values(node, lost, before) if lost else ""
 
     at_end((_forget_at_end, id(node)), end)
 
 
-# For each trace level, the (class, attribute) pairs that the program itself set to another array,
-# on modules or on the copies that NNX transforms make of them. Needed because NNX transforms also
-# return unchanged arrays as new tracers.
+# For each trace level, the (class, attribute) pairs that the program itself set to another array or
+# variable, on modules or on the copies that NNX transforms make of them. Needed because NNX
+# transforms also return unchanged arrays as new tracers.
 _replaced: WeakKeyDictionary[Any, set[tuple[type, str]]] = WeakKeyDictionary()
 
 
-def _lost_arrays(node: Any, names: list[str]) -> str:
-    """Return the error message for plain arrays replaced in a trace: only variables outlive it."""
+def _is_state(value: Any) -> bool:
+    """Whether an attribute's value is an array or a variable, or a container of some."""
+    is_leaf = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
+    leaves = jax.tree.leaves(value, is_leaf=is_leaf)
+    return any(is_array(x) or isinstance(x, nnx.Variable) for x in leaves)
+
+
+def _lost_values(node: Any, names: list[str], before: dict[str, Any]) -> str:
+    """Return the error message for attributes replaced in a trace: only variables outlive it."""
     name, first = type(node).__name__, names[0]
+    what = f"A compiled function set {', '.join(f'{name}.{key}' for key in names)} to another"
+    if isinstance(before[first], nnx.Variable):
+        return (
+            f"{what} variable. What a compiled function creates ends with it, so the new value"
+            f" would be lost. Assign to the variable that is there: `self.{first}[...] = new`; or"
+            " take the new one out with `nnx.pop` before the function returns."
+        )
     return (
-        f"A compiled function set {', '.join(f'{name}.{key}' for key in names)} to another array."
+        f"{what} array."
         " A plain array is a Python attribute, which is read when the function is traced, so the"
         f" new value would be lost. Keep it in a variable: `self.{first} = nnx.Variable(...)`"
         f" (nnx.Param if it is trained) and `self.{first}[...] = new`."
