@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from replicax._src.workers import leases as _leases
-from replicax._src.workers import sessions
+from replicax._src.workers import sessions, settings
 from replicax._src.workers.sessions import Guard
 from replicax._src.workers.settings import JOIN_VARIABLE, NOT_NEEDED, TOO_FEW
 
@@ -199,6 +199,8 @@ def _warn(text: str) -> None:
 _MAX_LINES = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
+_LOOK_EVERY = 1.0  # seconds between two looks for stopped workers
+_DOUBT = 2.0  # seconds for the coordinator to give up a silent worker before the launcher ends it
 _PREEMPTED = 128 + signal.SIGTERM  # the exit code of a worker that saved, or left an elastic run
 _QUICK = 10.0  # seconds; a worker that ends sooner is started again after a pause
 _LONGEST_PAUSE = 30.0
@@ -310,6 +312,8 @@ class Gang:
         self._counts: dict[int, int] = {}  # how often each worker was started again
         self._due: dict[int, float] = {}  # when to start them again
         self._mourned: set[int] = set()  # the process ids of workers that were lost
+        self._looked = 0.0
+        self._stopped: dict[int, float] = {}  # since when workers are stopped, by process id
         self._waited_for: set[int] = set()
         self._guard = guard
         self._on_exit = on_exit
@@ -329,14 +333,16 @@ class Gang:
         Returns:
             The worker that failed first and caused the other failures, or None.
         """
-        deadline: float | None = None
+        end_at: float | None = None
         while self._running():
             now = time.monotonic()
-            if deadline is None and any(w.process.poll() for w in self.workers):
-                deadline = None if self._goes_on() else now + grace
-            if deadline is not None:
+            if self._least:
+                self._end_given_up(now)
+            if end_at is None and any(w.process.poll() for w in self.workers):
+                end_at = None if self._goes_on() else now + grace
+            if end_at is not None:
                 self._end_stopped()
-                if now > deadline and not self._is_saving(grace):
+                if now > end_at and not self._is_saving(grace):
                     break
             time.sleep(_POLL)
         self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
@@ -456,6 +462,23 @@ class Gang:
         for worker in self._running():
             if sessions.is_stopped(worker.process.pid):
                 self._kill_one(worker, "was stopped, and killed by the launcher")
+
+    def _end_given_up(self, now: float) -> None:
+        """Kill workers of an elastic run that have been stopped for too long for the others.
+
+        Those go on without it, and it would never end, so that it could not be started again.
+        """
+        if now - self._looked < _LOOK_EVERY:
+            return
+        self._looked = now
+        stopped = {w.process.pid: w for w in self._running() if sessions.is_stopped(w.process.pid)}
+        self._stopped = {pid: self._stopped.get(pid, now) for pid in stopped}
+        for pid, since in self._stopped.items():
+            environment = stopped[pid].plan.environment
+            limit = settings.deadline("REPLICAX_PING_TIMEOUT", environment) + _DOUBT
+            if now - since > limit:
+                why = f"was stopped for {now - since:.0f} s, and killed by the launcher"
+                self._kill_one(stopped[pid], why)
 
     def _kill(self, why: str) -> None:
         for worker in self._running():
