@@ -1,16 +1,21 @@
 """A training whose workers die: elastic FOLDER STEPS [RANK@POINT@COUNT ...].
 
-A worker is killed at the given point of the library, with ``step`` before it takes a step, or gets
-SIGTERM with ``term`` then; a worker that joins again does not. With ``STOP_AFTER`` in the
-environment, the run commits after that step and ends; with ``WAIT_FOR``, steps are slow while there
-are fewer replicas than that; with ``PACE``, each takes so many seconds longer; with
-``PER_REPLICA``, each replica takes as many rows as that; ``ROWS`` is the size of a batch.
-``ON_READ`` is the aggregation of a variable with a value for each replica, which counts the steps
-of all replicas. With ``SHARDED`` there are two sharded variables, which change the loss. A line for
-each step goes to the worker's ledger: the step, the number of replicas, this worker's examples, and
-the bits of the loss and the weights. With ``TURNOVER``, a worker that has joined dies after so many
-seconds, and the others write their threads, descriptors and MiB of memory to ``usage`` files after
-each change.
+A worker is killed at the given point of the library, with ``step`` before it takes a step, with
+``resize`` when it has been told of so many resizes, with ``regroup`` when it begins to re-form with
+workers that join, with ``claim`` when it begins its first save, with ``compile`` while it compiles;
+or gets SIGTERM with ``term``, or SIGSTOP with ``stop``, before a step. A worker that joins again
+does not. With ``cut``, its connections break in that step's barrier, which the others pass;
+``cut@0`` is the step after which workers join.
+
+With ``STOP_AFTER`` in the environment, the run commits after that step and ends; with ``WAIT_FOR``,
+steps are slow while there are fewer replicas than that; with ``PACE``, each takes so many seconds
+longer, with ``COMPILES`` its first compilation; with ``PER_REPLICA``, each replica takes as many
+rows as that; ``ROWS`` is the size of a batch. ``ON_READ`` is the aggregation of a variable with a
+value for each replica, which counts the steps of all replicas. With ``SHARDED`` there are two
+sharded variables, which change the loss. A line for each step goes to the worker's ledger: the
+step, the number of replicas, this worker's examples, and the bits of the loss and the weights. With
+``TURNOVER``, a worker that has joined dies after so many seconds, and the others write their
+threads, descriptors and MiB of memory to ``usage`` files after each change.
 """
 
 import json
@@ -38,14 +43,71 @@ def turn_over(folder, changes):
         os.kill(os.getpid(), 9)
 
 
+def cut_barrier(step, number):
+    """Break the connections in the barrier of a step, when the others have passed it."""
+    import jax  # noqa: PLC0415
+
+    from replicax._src.functions import program  # noqa: PLC0415
+    from replicax._src.workers import group  # noqa: PLC0415
+
+    real = program.step_barrier
+
+    def step_barrier(topology):
+        passed = jax.block_until_ready(real(topology))
+        mine = group.required()
+        if step() == number or (not number and mine.has_newcomers):
+            until = time.monotonic() + (60.0 if number else 2.0)
+            while time.monotonic() < until and not mine.may_resize:
+                time.sleep(0.01)
+            if mine.may_resize:
+                raise RuntimeError("Gloo: the connection was closed")
+        return passed
+
+    program.step_barrier = step_barrier
+
+
+def compile_slowly(seconds, *, dies):
+    """Let the first compilation of the step take so many seconds longer; die in it if asked to."""
+    compiler = sys.modules["jax._src.compiler"]
+    real, left = compiler.backend_compile_and_load, [seconds]
+
+    def compile_and_load(backend, module, *args, **kwargs):
+        if "train" in str(module.operation.attributes["sym_name"]) and left:
+            time.sleep(2.0 if dies else left.pop())
+            if dies:
+                os.kill(os.getpid(), 9)
+        return real(backend, module, *args, **kwargs)
+
+    compiler.backend_compile_and_load = compile_and_load
+
+
+def die_at(point):
+    """Kill this process when it begins to re-form with workers that join, or to save."""
+    from replicax._src.train.manager import CheckpointManager  # noqa: PLC0415
+    from replicax._src.workers import start  # noqa: PLC0415
+
+    def die(*_):
+        time.sleep(0.5)  # the others wait for this one
+        os.kill(os.getpid(), 9)
+
+    owner, name = {"regroup": (start, "regroup"), "claim": (CheckpointManager, "_claim")}[point]
+    setattr(owner, name, die)
+
+
 def main(*arguments):  # noqa: C901 - one program, from top to bottom
     folder, steps, *plan = arguments
-    dies_before = {}
+    dies_before, dies_at_resize, dies_at, cut_at = {}, 0, "", None
     for who, point, number in (item.split("@") for item in plan):
         is_first = os.environ["REPLICAX_RESTART"] == "0" and "REPLICAX_JOIN" not in os.environ
         if who == os.environ["RANK"] and is_first:
-            if point in ("step", "term"):
-                dies_before[int(number)] = 9 if point == "step" else 15
+            if point in ("step", "term", "stop"):
+                dies_before[int(number)] = {"step": 9, "term": 15, "stop": 19}[point]
+            elif point == "resize":
+                dies_at_resize = int(number)
+            elif point in ("regroup", "claim", "compile"):
+                dies_at = point
+            elif point == "cut":
+                cut_at = int(number)
             else:
                 os.environ["REPLICAX_FAULT"] = f"{point}:kill@{number}"
 
@@ -78,7 +140,19 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
     batches = iter(spread)
     held = [weights, speed, count, batches]  # what a program holds stays the same objects
     sizes = []
-    strategy.on_resize(lambda s: sizes.append(s.num_replicas_in_sync))
+
+    @strategy.on_resize
+    def note_size(strategy):
+        sizes.append(strategy.num_replicas_in_sync)
+        if len(sizes) == dies_at_resize:
+            os.kill(os.getpid(), 9)
+
+    if cut_at is not None:
+        cut_barrier(lambda: int(count) + 1, cut_at)
+    if dies_at in ("regroup", "claim"):
+        die_at(dies_at)
+    if seconds := float(os.environ.get("COMPILES", "0")):
+        compile_slowly(seconds, dies=dies_at == "compile")
 
     def replica_step(ids):
         x = jnp.asarray(rows)[ids]

@@ -102,6 +102,130 @@ def test_survivors_go_on_if_another_is_lost_while_jax_connects_them(tmp_path, po
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.multi_process
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=slow)])
+def test_survivor_that_is_a_step_behind_catches_up(tmp_path, every):
+    """Worker 0 has begun step 7, and a commit, when worker 1 is still in the barrier of step 6."""
+    plan = ["2@step@7", "1@cut@6"]
+    done = launch(tmp_path / "elastic", "1:3", *plan, EVERY=str(every))
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    assert "[worker 1] sizes [2] chief False" in said
+    for workers, last in (("3", "6"), ("2", "8")):
+        reference = launch(tmp_path / "reference", workers, options=(), STOP_AFTER=last)
+        assert reference.returncode == 0, reference.stderr
+    found, expected = ledger(tmp_path / "elastic"), ledger(tmp_path / "reference")
+    assert [bits(found[k]) for k in sorted(found)] == [bits(expected[k]) for k in sorted(expected)]
+    del found[6]  # worker 1 notes its part of that batch after the resize
+    assert [examples(lines) for lines in found.values()] == [examples(expected[k]) for k in found]
+    # The next commit is complete: a new run of it ends at once.
+    again = launch(tmp_path / "elastic", "2", options=())
+    assert again.returncode == 0, again.stderr
+    assert sorted(ledger(tmp_path / "elastic")) == list(range(1, STEPS + 1))
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+def test_survivors_may_compile_for_long_when_a_worker_is_lost(tmp_path):
+    """A compilation cannot be interrupted; they re-form after it, and compile again."""
+    waits = {"COMPILES": "20", "REPLICAX_STEP_TIMEOUT": "12"}
+    done = launch(tmp_path, "1:3", "2@compile@1", **waits)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    assert "[worker 0] sizes [2] chief True" in said
+    found = ledger(tmp_path)
+    check_ledger(found)
+    assert sizes(found) == [2] * STEPS
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+def test_survivors_go_on_when_they_wait_for_a_lost_worker_to_save(tmp_path):
+    """Before its first save, the workers agree on who may write into the folder."""
+    done = launch(tmp_path, "1:3", "2@claim@1")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    found = ledger(tmp_path)
+    check_ledger(found)
+    assert sizes({k: v for k, v in found.items() if k > 2}) == [2] * (STEPS - 2)
+    assert left_behind(str(tmp_path)) == []
+
+
+def per_replica_ids(found, rows):
+    """Check that the steps take as many rows of the dataset as ``rows`` says, one after another."""
+    ids = np.concatenate(
+        list(replicax.data.Dataset.range(BATCH * STEPS).shuffle(30, seed=7).batch(1))
+    ).tolist()
+    assert sorted(found) == list(range(1, len(rows) + 1))
+    for k, count in enumerate(rows, 1):
+        mine, ids = ids[:count], ids[count:]
+        met = examples(found[k])
+        assert set(met) <= set(mine), k
+        if {size for size, *_ in found[k]} == {len(found[k])}:  # none was lost or behind
+            assert met == sorted(mine), k
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("form", ["batch", "iterator"])
+def test_survivor_that_is_behind_takes_the_same_batch_per_replica(tmp_path, form):
+    """All take the batch of step 7 as worker 0 does, which had begun it with three workers."""
+    plan = ["2@step@7", "1@cut@6"]
+    done = launch(tmp_path, "1:3", *plan, PER_REPLICA="4", FORM=form)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    found = ledger(tmp_path)
+    if form == "batch":
+        per_replica_ids(found, [12] * 7 + [8])
+    assert all(len({tuple(rest) for _, _, *rest in lines}) == 1 for lines in found.values())
+    assert left_behind(str(tmp_path)) == []
+
+
+@pytest.mark.multi_process
+def test_batch_per_replica_keeps_its_rows_when_two_workers_are_lost_in_a_step(tmp_path):
+    done = launch(tmp_path, "1:4", "3@step@4", "2@resize@1", PER_REPLICA="4")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    assert "[worker 0] sizes [3, 2] chief True" in said
+    per_replica_ids(ledger(tmp_path), [16] * 4 + [8] * 4)
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+def test_worker_lost_while_one_joins_interrupts_others_at_different_places(tmp_path):
+    """Worker 0 waits for the one that joins, and worker 1 is in the barrier of the step before."""
+    steps = 60
+    plan = ["3@step@3", "2@regroup@1", "1@cut@0"]
+    done = launch(tmp_path, "1:4", *plan, options=JOINS, steps=steps, WAIT_FOR="3", PACE="0.3")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "starting all workers again" not in said
+    found = ledger(tmp_path)
+    assert sorted(found) == list(range(1, steps + 1))
+    assert {size for size, *_ in found[steps]} == {3}
+    rows = np.random.default_rng(0).normal(size=(BATCH * steps, 4)).astype("float32")
+    order = replicax.data.Dataset.range(len(rows)).shuffle(30, seed=7).batch(BATCH)
+    weights, speed = np.ones(4), np.zeros(4)
+    for k, ids in enumerate(order, 1):
+        x = rows[np.asarray(ids)]
+        speed = 0.9 * speed + 2 * (x @ weights - 1) @ x / BATCH
+        weights = weights - 0.01 * speed
+        assert set(examples(found[k])) <= set(np.asarray(ids).tolist())
+        seen = np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32")
+        np.testing.assert_allclose(seen, weights, rtol=1e-3)
+    apart = [k for k in found if len({size for size, *_ in found[k]}) > 1]
+    assert len(apart) == 1  # the others were a step ahead of worker 1
+    assert left_behind(str(tmp_path)) == []
+
+
 NEIGHBOR = {"SHARDED": "1", "REPLICAX_ELASTIC_SHARDS": "neighbor"}
 
 
@@ -271,6 +395,24 @@ def test_lost_worker_is_started_again_and_joins(tmp_path):
         np.testing.assert_allclose(
             np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32"), weights, rtol=1e-4
         )
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+def test_stopped_worker_is_ended_started_again_and_joins(tmp_path):
+    """It stays stopped for good: its machine swaps, or a debugger holds it."""
+    steps = 60
+    slow_until = {"WAIT_FOR": "2", "REPLICAX_PING_TIMEOUT": "3"}
+    done = launch(tmp_path, "1:2", "0@stop@4", options=JOINS, steps=steps, **slow_until)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "and killed by the launcher; the others go on. It is started again" in said
+    assert "[worker 0] sizes [2] chief False" in said
+    assert "[worker 1] sizes [1, 2] chief True" in said
+    found = ledger(tmp_path)
+    check_ledger(found, steps)
+    assert [k for k, _ in itertools.groupby(sizes(found))] == [2, 1, 2]
     assert left_behind(str(tmp_path)) == []
 
 

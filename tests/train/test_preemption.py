@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
 import replicax as rx
 from replicax._src.cluster import requeue
+from replicax._src.train import preemption
 from replicax._src.train.preemption import Notice
 from replicax._src.workers import group
 from tests.fresh_process import run_fresh
@@ -421,3 +423,53 @@ def test_a_handler_saves_as_it_is_told_to(tmp_path):
     assert len(program.ended) == len(saved) == 1
     assert saved[0][0] == "step"
     assert rx.train.latest_checkpoint(tmp_path) is None
+
+
+class Full:
+    """A manager that cannot write the state for workers that join."""
+
+    def sync(self):
+        self.is_synced = True
+
+    def hand_over(self, path):
+        raise OSError(28, f"No space left on device: {path}")
+
+
+class Alone:
+    """A group of one worker to which another wants to join."""
+
+    facts = types.SimpleNamespace(index=0)
+    generation, has_newcomers, holds, least, is_elastic = 0, True, False, 1, True
+
+    def __init__(self):
+        self.refusals = []
+
+    def agree(self, what, value):
+        return [value]
+
+    def refuse_newcomers(self, why):
+        self.refusals.append(why)
+
+    def new_ticket(self):
+        return 1
+
+    def exchange(self, key, value, is_cancelled):
+        return [value]
+
+    def offer_to_wait(self, *, can_wait):
+        pass
+
+
+def test_newcomer_is_refused_if_the_state_cannot_be_written(monkeypatch, tmp_path):
+    alone, manager = Alone(), Full()
+    monkeypatch.setattr(group, "_current", [alone])
+    monkeypatch.setenv("REPLICAX_LEASES", str(tmp_path))
+    monkeypatch.setattr(preemption.start, "regroup", lambda _, __, prepare: prepare() is not None)
+    notice = Notice(lambda: False, manager=manager)
+    try:
+        notice._let_join()  # the run goes on
+    finally:
+        notice.close()
+    assert len(alone.refusals) == 1
+    assert "No space left on device" in alone.refusals[0]
+    assert manager.is_synced  # a failure of the commit before it is raised

@@ -4,6 +4,7 @@ import contextlib
 import io
 import socket
 import sys
+import threading
 
 import pytest
 
@@ -131,3 +132,73 @@ def test_a_worker_that_leaves_after_a_loss_still_names_the_loss(pair):
 
     with pytest.raises(WorkerLostError, match="worker 1 is gone"), group.collective("a sum"):
         pytest.fail("it took part")
+
+
+def go(generation, **more):
+    one = {"index": 0, "address": "a:1"}
+    known = {"members": [one], "newcomers": False, "holds": False, "joined": [], "apart": False}
+    return {"generation": generation, "calls": 0, "workers": 2, **known, **more}
+
+
+def lost(kind, generation=None):
+    message = Report(kind, 1, "worker 1 is gone.").to_message()
+    return message if generation is None else {**message, "generation": generation}
+
+
+def test_report_that_ends_the_run_is_kept_when_a_resize_begins(pair):
+    """It came after the start message of the next generation, before this worker entered that."""
+    group, _ = pair
+    group._handle(lost("resize", 0))
+    group._handle(lost("lost"))
+    group.enter(go(1))
+    with pytest.raises(WorkerLostError), group.collective("a step"):
+        raise AssertionError("it began")
+
+
+def test_report_of_the_next_generation_waits_for_it(pair):
+    group, _ = pair
+    group._handle(lost("resize", 0))
+    group._handle(lost("resize", 1))
+    group._handle(lost("left", 1))
+    group.enter(go(1))
+    assert group.may_resize
+    group.enter(go(2))
+    with group.collective("a step"):
+        pass
+
+
+def test_ping_has_the_generation_that_it_counts(pair):
+    group, _ = pair
+    for _ in range(3):
+        with group.collective("a step"):
+            pass
+    counted = group._progress
+
+    def progress():  # a resize would come between the two parts of the message
+        found = counted()
+        is_free = threading.Thread(target=group.enter, args=(go(1),))
+        is_free.start()
+        is_free.join(0.2)
+        return found
+
+    group._progress = progress
+    message = group._ping_message()
+    assert (message["ping"]["count"], message["generation"]) == (3, 0)
+
+
+def test_worker_is_behind_up_to_its_next_collective(pair):
+    group, _ = pair
+    with group.call(), group.collective("step 1"), group.call():  # a call in a call
+        pass
+    assert group.calls == 1
+    group.enter(go(1, calls=2, workers=3, apart=True))
+    group.settle()
+    group.resume()
+    assert group.is_behind
+    with group.call(), group.collective("step 2"):
+        assert not group.is_behind
+        assert group.call_workers == 3  # its batch is divided by as many workers as the others'
+    group.enter(go(2, calls=2, workers=3))
+    assert not group.is_behind
+    group.enter(go(3, joined=[1]))
+    assert group.calls == 0

@@ -140,6 +140,61 @@ def test_offer_of_before_a_resize_is_not_answered_by_the_workers_that_are_left()
     process.end()
 
 
+def test_exchange_is_not_answered_after_a_loss():
+    """Of two survivors, one would take the answer, and the other the loss."""
+    told = options(3, least_workers=1)
+    process = HubProcess(told)
+    with worker(told.address, 0, 3) as a, worker(told.address, 1, 3) as b:
+        with worker(told.address, 2, 3) as c:
+            heard(a, "go")
+            c.send({"offer": "main 1", "value": 3, "generation": 0})
+            c.send({"ping": PING})
+            heard(c, "pong")
+        a.send({"offer": "main 1", "value": 1, "generation": 0})
+        heard(b, "report")  # c is gone
+        b.send({"offer": "main 1", "value": 2, "generation": 0})  # before it has read that
+        b.send({"ready": 0, "has": 0, "completed": 0})
+        a.send({"ready": 0, "has": 0, "completed": 0})
+        while "go" not in (message := b.receive_within(30)):
+            assert "answer" not in message
+    process.end()
+
+
+def test_survivor_that_fails_after_the_agreement_is_lost_to_the_others():
+    """They wait for it already, to connect."""
+    told = options(3, least_workers=1)
+    process = HubProcess(told)
+    with worker(told.address, 0, 3) as a, worker(told.address, 1, 3) as b:
+        with worker(told.address, 2, 3):
+            heard(a, "go")
+            heard(b, "go")
+        for wire in (a, b):
+            heard(wire, "report")
+            wire.send({"ready": 0, "has": 0, "completed": 0})
+        assert heard(a, "go")["generation"] == 1
+        b.send({"cannot": "A checkpoint is still being written."})
+        while "report" not in (message := a.receive_within(30)):
+            pass
+        assert (message["report"]["kind"], message["generation"]) == ("resize", 1)
+        assert "A checkpoint is still being written." in message["report"]["text"]
+    process.end()
+
+
+def test_survivors_hear_which_of_them_has_begun_most_calls():
+    told = options(3, least_workers=1)
+    process = HubProcess(told)
+    with worker(told.address, 0, 3) as a, worker(told.address, 1, 3) as b:
+        with worker(told.address, 2, 3):
+            heard(a, "go")
+            heard(b, "go")
+        a.send({"ready": 0, "has": 6, "completed": 6, "calls": 7, "workers": 3})
+        b.send({"ready": 0, "has": 6, "completed": 5, "calls": 6, "workers": 4})
+        go = heard(b, "go")
+        assert (go["calls"], go["workers"], go["apart"], go["last"]) == (7, 3, True, 6)
+        assert go["joined"] == []
+    process.end()
+
+
 # Readers.
 
 

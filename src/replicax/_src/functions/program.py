@@ -198,9 +198,17 @@ class Program:
     def _first_call(self, *args: Any) -> Any:
         # The first call traces and lowers in Python, where the exception of a signal handler could
         # leave JAX in the middle of a trace; later calls do not.
-        result = undisturbed(lambda: self.jitted(*args))
+        result = undisturbed(lambda: self._compile_and_run(*args))
         self._call = self.jitted
         return result
+
+    def _compile_and_run(self, *args: Any) -> Any:
+        if self._is_elastic:
+            group = required()
+            with group.compiling():
+                self.jitted.lower(*args).compile()  # the call finds it in JAX's caches
+            group.give_up(0.0)
+        return self.jitted(*args)
 
     def _commit(self, new: Sequence[Any], parts: Sequence[Any] = ()) -> None:
         """Store the new values of variables, and advance the iterators.

@@ -36,6 +36,17 @@ def repeat_if_interrupted(
 
     Arguments that were divided over the workers are divided over those that are left.
     """
+    if not elastic.is_on():
+        return call(args, kwargs)
+    with elastic.call():
+        return _repeat(call, args, kwargs)
+
+
+def _repeat(
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     while True:
         before = elastic.completed()
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -170,14 +170,14 @@ class _GroupFactory:
     reading: CoordinatedReading
 
     def __call__(
-        self, state: Any, skip: int, stop: Event, first: int = 0
+        self, state: Any, skip: int, stop: Event, sizes: Sequence[int] = ()
     ) -> tuple[Iterator[Step], Any]:
         reading, share = self.reading, self.reading.share
         most = reading.source.cardinality  # the last step may have had fewer batches
         elements, begin_state = reading.open(state, skip if most < 0 else min(skip, most))
-        if share.total == 1 and not first:
+        if share.total == 1 and not sizes:
             return whole_elements(elements), begin_state
-        groups = Grouped(elements, share.total, first)
+        groups = Grouped(elements, share.total, sizes)
         if share.total == 1:
             return whole_elements(groups), begin_state
         return reading.align(split_batches(groups, share), stop), begin_state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
@@ -35,6 +35,7 @@ from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import PerReplica, Pieces, SomeArray, is_distributed
 from replicax._src.values.structures import PerReplicaSpec
 from replicax._src.workers import elastic
+from replicax._src.workers import group as _group
 from replicax._src.workers.watchdog import load
 
 _STATE_VERSION = 3
@@ -52,7 +53,7 @@ class Pipeline:
         steps: Starts a pass on the host. Takes the state of an earlier pass or None, the number of
             steps to skip, and an event that is set when the steps are no longer needed; returns
             the steps and the state of the pass. If `is_scaled`, it skips elements of the dataset
-            instead of steps, and takes the number of elements of the first step.
+            instead of steps, and takes the numbers of elements of the first steps.
         feed: Puts a step on the devices.
         spec: Returns the spec of a step; evaluated lazily because it may read the first element.
         cardinality: The number of steps, or a negative constant of `rx.data`.
@@ -84,6 +85,23 @@ class Pipeline:
     def __post_init__(self) -> None:
         if elastic.is_on():
             _pipelines.add(self)
+
+    def next_per_step(self, *, is_used: bool) -> int:
+        """Return how many elements the next step takes after a resize, if not `per_step`; else 0.
+
+        If some workers have begun a step before the resize that others have not, its batch has the
+        size of then for all of them.
+
+        Args:
+            is_used: Whether the program has taken the batch of its present step.
+        """
+        group = _group.current()
+        if not self.is_scaled or group is None or not group.are_apart:
+            return 0
+        here = len(self.feed.topology.local_replicas)
+        if group.is_behind_others:
+            return (group.next_workers or 0) * here
+        return 0 if is_used else group.call_workers * here
 
     def move(self) -> None:
         """Become the pipeline of the workers that are left."""
@@ -219,9 +237,11 @@ class DistributedIterator(Ahead, Generic[T_co]):
         self._is_paused = False
         # The per-replica values of the element taken last: the position behind it, and references.
         self._last: tuple[int, list[tuple[int, weakref.ref[PerReplica]]]] = (0, [])
-        # The elements before the position are this plus `per_step` for each step: not 0 if earlier
-        # steps had another number of replicas.
-        self._base = 0
+        # Where this pass began: a position, and the elements of the dataset before it, which steps
+        # with other numbers of replicas took. Then, the elements of its first steps, if they have
+        # other numbers than those after them.
+        self._start, self._start_elements = 0, 0
+        self._sizes: Sequence[int] = ()
         self._per_step = pipeline.per_step  # of the present pass
         self._elements: Prefetch = self._open(None)
         if elastic.is_on():
@@ -309,12 +329,19 @@ class DistributedIterator(Ahead, Generic[T_co]):
             }
             if self._pipeline.is_scaled:
                 self._refuse_errors()
-                state["elements"] = self._elements_before()
+                state["elements"] = self._elements_before(self._position)
             return state
 
-    def _elements_before(self) -> int:
-        """Return the number of elements of the dataset before the position."""
-        return self._base + self._position * self._per_step
+    def _elements_before(self, position: int) -> int:
+        """Return the number of elements of the dataset before a position of this pass."""
+        count = position - self._start
+        others = self._sizes[: max(count, 0)]
+        return self._start_elements + sum(others) + (count - len(others)) * self._per_step
+
+    def _size_of(self, position: int) -> int:
+        """Return how many elements of the dataset the step after ``position`` takes."""
+        count = position - self._start
+        return self._sizes[count] if 0 <= count < len(self._sizes) else self._per_step
 
     def _refuse_errors(self) -> None:
         if self._errors:
@@ -353,7 +380,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
             elements = self._open(state.get("source"), count, errors)
             self.close()
             self._position, self._errors, self._elements = steps, errors, elements
-            self._base = count - steps * self._per_step
+            self._start, self._start_elements, self._last = steps, count, (0, [])
 
     def close(self) -> None:
         """End the pass and its thread; a thread that waits for an element sees the end."""
@@ -402,16 +429,17 @@ class DistributedIterator(Ahead, Generic[T_co]):
         is_used = bool(in_use) and position == self._position and not self._errors
         if not self._is_paused and not is_used:
             return
+        if is_used:
+            self._position -= 1
+        count = self._elements_before(self._position)
         # A batch that is in use keeps its rows, also if a step takes other numbers of them now.
-        old = self._per_step
-        count = self._elements_before()
-        self._elements = self._open(
-            self._state, count - is_used * old, self._errors, old if is_used else 0
-        )
-        self._base = count - self._position * self._per_step
+        sizes = [self._size_of(self._position)] if is_used else []
+        if per_step := self._pipeline.next_per_step(is_used=is_used):
+            sizes.append(per_step)
+        self._elements = self._open(self._state, count, self._errors, sizes)
+        self._start, self._start_elements = self._position, count
         if not is_used:
             return
-        self._position -= 1
         leaves = jax.tree.leaves(Ahead.take(self), is_leaf=is_distributed)
         for i, value in in_use:
             new = leaves[i]
@@ -432,14 +460,16 @@ class DistributedIterator(Ahead, Generic[T_co]):
             " Start again with `iter(dataset)`."
         )
 
-    def _open(self, state: Any, skip: int = 0, errors: int = 0, first: int = 0) -> Prefetch:
+    def _open(
+        self, state: Any, skip: int = 0, errors: int = 0, sizes: Sequence[int] = ()
+    ) -> Prefetch:
         stop = threading.Event()
         pipeline = self._pipeline
-        self._per_step = pipeline.per_step
-        size = {"first": first} if pipeline.is_scaled and first else {}
-        steps, self._state = pipeline.steps(state, 0 if errors else skip, stop, **size)
+        first = {"sizes": sizes} if pipeline.is_scaled and sizes else {}
+        steps, self._state = pipeline.steps(state, 0 if errors else skip, stop, **first)
         if errors:  # failed steps are not counted in `skip`: produce all steps again to find them
             skip_items(steps, skip + errors)
+        self._per_step, self._sizes = pipeline.per_step, sizes if pipeline.is_scaled else ()
         put = partial(_put, pipeline.feed)
         return Prefetch(lambda: map(put, steps), pipeline.depth, stop)
 

@@ -116,27 +116,27 @@ class Grouped:
     Args:
         batches: The batches.
         size: How many make one.
-        first: How many make the first one, if another number.
+        first: How many make each of the first ones, if other numbers.
     """
 
-    def __init__(self, batches: Iterable[Any], size: int, first: int = 0) -> None:
+    def __init__(self, batches: Iterable[Any], size: int, first: Sequence[int] = ()) -> None:
         self._batches = iter(batches)
-        self._size = size
-        self._first = first or size
+        self._sizes = itertools.chain(first, itertools.repeat(size))
+        self._next = next(self._sizes)
         self._group: list[Any] = []
 
     def __iter__(self) -> "Grouped":
         return self
 
     def __next__(self) -> Any:
-        while len(self._group) < self._first:
+        while len(self._group) < self._next:
             batch = next(self._batches, self)
             if batch is self:
                 break
             self._group.append(batch)
         if not self._group:
             raise StopIteration
-        group, self._group, self._first = self._group, [], self._size
+        group, self._group, self._next = self._group, [], next(self._sizes)
         if len(group) == 1:
             return group[0]
         for batch in group:

@@ -155,6 +155,11 @@ class Checkpoint:
         elastic.refuse_while_joining("saves a checkpoint")
         self.finish_writing(gives_up=True)
         path = user_path(file_prefix)
+        if elastic.is_behind():  # the others have begun this save before a worker was lost
+            if self._before_save is not None:
+                self._before_save()
+            _log_given_up()
+            return path
         content = self._content()
         group = _group.current()
         ticket = 0 if group is None else group.new_ticket()
@@ -346,7 +351,11 @@ class _Writing:
     def _give_up(self) -> None:
         if isinstance(self._failure, WorkerLostError):
             self._failure, self._is_given_up = None, True
-            log.warning("A checkpoint was not completed, as a worker was lost; the next one is.")
+            _log_given_up()
+
+
+def _log_given_up() -> None:
+    log.warning("A checkpoint was not completed, as a worker was lost; the next one is.")
 
 
 def _give_up_saves() -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from replicax._src.base.tf_errors import DataLossError, FailedPreconditionError, NotFoundError
+from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.files.paths import absolute, is_url, user_path
 from replicax._src.train import local_store, object_store, store
 from replicax._src.train.checkpoint import Checkpoint
@@ -170,7 +171,15 @@ class CheckpointManager:
         if check_interval and self._is_early(step):
             return None
         self._finish_last(gives_up=True)
-        self._claim()
+        is_given_up = elastic.is_behind()  # the others have given this save up
+        if not is_given_up:
+            try:
+                self._claim()
+            except WorkerLostError:
+                group = _group.current()
+                if block or group is None or not group.may_resize:
+                    raise
+                # So this save cannot be completed either, and is given up before the next one.
         if checkpoint_number is None:
             path = self._checkpoint.save(self._prefix, options, block=block)
         else:
@@ -178,6 +187,8 @@ class CheckpointManager:
             path = f"{self._prefix}-{int(checkpoint_number)}"
             self._checkpoint.write(path, options, block=block)
         self._last_step = step
+        if is_given_up:
+            return None
         self._pending = path, self._times.pop(path, None)
         self._times[path] = time.time_ns()
         if block and not is_async(options):
@@ -201,11 +212,13 @@ class CheckpointManager:
         return None
 
     def hand_over(self, path: str) -> None:
-        """Write the state to ``path``, from which joining workers restore it.
+        """Write the state to ``path``, from which joining workers restore it; call `sync` before.
 
         The manager does not count it among its checkpoints.
+
+        Raises:
+            OSError: It cannot be written; on all workers.
         """
-        self.sync()
         self._checkpoint.write(path)
 
     def take_over(self, path: str) -> None:

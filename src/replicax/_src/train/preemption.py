@@ -72,7 +72,7 @@ class Notice:
         self._manager = manager
         self._why_not = why_closed
         self._resize: Callable[[], None] | None = None  # what to do at `_stop_at` instead of ending
-        self.resizes = 0  # how often that was done
+        self.joins = 0  # how often workers have joined
         self._is_preempted = is_preempted
         self._grace = grace
         self._signalled = 0  # the number of the signal that triggered the preemption
@@ -115,12 +115,19 @@ class Notice:
             )
             self._thread.start()
 
-    def watch_again(self) -> None:
-        """Watch the workers that are left of an elastic run: the thread ended with the lost one."""
+    def watch_again(self, *, counts_again: bool = False) -> None:
+        """Watch the workers of an elastic run again: the thread has ended.
+
+        Args:
+            counts_again: Whether all workers are between the same two steps, from which they count.
+        """
         if not self.is_closed:
             assert self._thread is not None
             self._thread.join()
             self._stop_at = self._resize = None
+            if counts_again:
+                self._begun = 0
+                self.joins += 1
             self._start_watching()
 
     def is_due(self) -> bool:
@@ -130,9 +137,6 @@ class Notice:
         and while they re-form because a worker joins or leaves.
         """
         while (is_due := self._is_at_the_end()) and self._resize is not None:
-            # All workers are between the same two steps, and those that join begin to count here.
-            self._begun = 0
-            self.resizes += 1
             self._resize()
         if is_due:
             leases.take(self._grace, "saving its last checkpoint")
@@ -280,24 +284,24 @@ class Notice:
         """
         group, manager = _group.required(), self._manager
         assert manager is not None
-        if why := next(filter(None, group.agree("who may leave", _why_fixed())), ""):
-            log.warning("A worker was preempted, and all end, with a checkpoint. %s", why)
-            self._end_all(seen)
-            self._resize, self._stop_at = None, 0  # now
-            return
 
-        def prepare() -> str:
+        def prepare() -> str | None:
+            why = next(filter(None, group.agree("who may leave", _why_fixed())), "")
+            if why:
+                log.warning("A worker was preempted, and all end, with a checkpoint. %s", why)
+                return None
             manager.sync()  # a worker that leaves must have written its part of a checkpoint
+            if group.facts.index in leaving:
+                log.warning("This worker was preempted: it leaves the others, which go on.")
+                group.say_goodbye()
+                self.close()
+                exit_preempted()
             return ""
 
-        if group.facts.index not in leaving:
-            start.regroup(group, "A worker was preempted.", prepare)
-            return
-        log.warning("This worker was preempted: it leaves the others, which go on.")
-        prepare()
-        group.say_goodbye()
-        self.close()
-        exit_preempted()
+        # If another worker is lost meanwhile, all re-form, and agree again on who leaves.
+        if not start.regroup(group, "A worker was preempted.", prepare):
+            self._end_all(seen)
+            self._resize, self._stop_at = None, 0  # now
 
     def _wait_for_workers(self) -> None:
         """Commit, and wait until enough workers have joined; end the program if they do not."""
@@ -325,14 +329,20 @@ class Notice:
         places: list[str] = []
 
         def prepare() -> str | None:
+            assert self._manager is not None
             first()
             why, place = self._why_closed(group)
+            if not why:
+                places.append(place)
+                self._manager.sync()
+                try:
+                    self._manager.hand_over(place)
+                except OSError as error:  # on all workers
+                    log.warning("The state for the workers that join was not written. %s", error)
+                    why = f"The state could not be written. {error}"
             if why:
                 group.refuse_newcomers(why)
                 return None
-            assert self._manager is not None
-            places.append(place)
-            self._manager.hand_over(place)
             return place
 
         if not start.regroup(group, "A worker joins.", prepare):
@@ -416,9 +426,12 @@ def _is_open(notice: Notice | None) -> bool:
 
 
 def _watch_again() -> None:
+    # Workers that have joined count from here. Without them, the numbers must stay as they are: a
+    # loss may have interrupted some workers within a step, and others after it.
+    has_joined = _group.required().has_joined
     for reference in _notices:
         if (notice := reference()) is not None:
-            notice.watch_again()
+            notice.watch_again(counts_again=has_joined)
 
 
 elastic.after.register(elastic.SERVICES, _watch_again)
@@ -644,9 +657,9 @@ class Resumable:
     def step(self) -> None:
         """Mark the end of a step: commit if it is due, and exit if the run was preempted."""
         self._since += 1
-        resizes = self._notice.resizes
+        joins = self._notice.joins
         is_due = self._notice.is_due()
-        if resizes != self._notice.resizes:
+        if joins != self._notice.joins:
             self._since = 0  # a worker that has joined counts from here
         self._commit(is_due=is_due)
 

@@ -17,7 +17,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,6 +98,15 @@ def is_joining() -> bool:
     return bool(_reform) and (group := _group.current()) is not None and group.is_joining
 
 
+def is_behind() -> bool:
+    """Whether other survivors have run this worker's code up to its next collective already.
+
+    A worker was lost when they had begun the next step, and this one had not finished the step
+    before it. So what this worker does between the two with the others, they have given up.
+    """
+    return bool(_reform) and (group := _group.current()) is not None and group.is_behind
+
+
 _previews: ContextVar[bool] = ContextVar("replicax_previews", default=False)
 
 
@@ -153,6 +162,12 @@ class Recovery:
 
     is_committed: bool
     result: Any = None
+
+
+def call() -> AbstractContextManager[None]:
+    """Return the context of a call of a function by the program."""
+    group = _group.current() if _reform else None
+    return nullcontext() if group is None else group.call()
 
 
 def completed() -> int:

@@ -82,6 +82,12 @@ class Group:
         has_newcomers: Whether workers wait for the state to join.
         holds: Whether the workers are too few, and wait for others after the current step.
         too_few: Why they end, as no other has joined in time; "" otherwise.
+        calls: How many calls that take part in collectives have begun since a worker joined.
+        call_workers: The number of workers when the last of them began, which divided its input.
+        next_workers: The same of the next one, if others have begun that already; else None.
+        has_joined: Whether a worker has joined in the last resize.
+        are_apart: Whether the survivors of the last resize were in different calls.
+        is_behind_others: Whether others were in a later call than this one.
     """
 
     def __init__(self, facts: ClusterFacts, wire: Wire, go: Message) -> None:
@@ -93,12 +99,18 @@ class Group:
         self.least: int = go.get("least", 0)
         self.has_newcomers = self.holds = False
         self.too_few = ""
+        self.calls, self.call_workers = 0, facts.num_workers
+        self.next_workers: int | None = None
+        self.has_joined = self.are_apart = False
+        self._is_new_call = self._is_in_call = self.is_behind_others = False
+        self._is_compiling = False
+        self._resumed_at = 0  # the collectives before the program goes on in this generation
         self._state = ""  # where a worker that joins finds the state of the others
         self._dismissal = ""  # why it cannot join
         self._next_go: Message | None = None
         # The collectives before the first step of this generation; None while JAX starts.
         self._base: int | None = 0
-        self._early: dict[int, Report] = {}  # of generations that this worker has not entered yet
+        self._early: list[tuple[int, Report]] = []  # of generations that it has not entered yet
         self._abort: Callable[[], None] | None = None  # see `aborting_on_loss`
         self.local_host: str = wire.socket.getsockname()[0]
         self._wire = wire
@@ -121,7 +133,7 @@ class Group:
         self._began = self._pinged_at = time.monotonic()
         self._paces: deque[float] = deque(maxlen=32)
         self._is_leaving = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tickets = 0
         self._threads = [
             threading.Thread(target=target, name=f"replicax-{target.__name__[1:]}", daemon=True)
@@ -153,7 +165,7 @@ class Group:
         self._wire.forget()
         # The parent's threads may hold these locks at the fork, and do not exist in the child.
         self._changed = threading.Condition()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._report = Report("fork", None, _FORKED)
 
     def set_collective_ports(self, ports: list[int]) -> None:
@@ -256,6 +268,39 @@ class Group:
         """The number of collectives that this worker has completed in this generation."""
         return self._since_start(self._completed)
 
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Mark a call of a function, which counts if it takes part in a collective.
+
+        All workers make the same calls. A survivor that has begun more of them than another has run
+        code between two steps that the other one has still to run.
+        """
+        if self._is_in_call:
+            yield
+            return
+        self._is_in_call = self._is_new_call = True
+        try:
+            yield
+        finally:
+            self._is_in_call = self._is_new_call = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether other survivors have passed this worker's code up to its next collective.
+
+        They have begun the saves there, for example, and given them up.
+        """
+        return self.is_behind_others and self._count == self._resumed_at
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Mark the block as a compilation, which takes as long as it takes, also after a loss."""
+        self._is_compiling = True
+        try:
+            yield
+        finally:
+            self._is_compiling = False
+
     def refuse_newcomers(self, why: str) -> None:
         """Send the workers that wait to join the reason why they cannot."""
         self.has_newcomers = False
@@ -338,6 +383,7 @@ class Group:
         has = self._since_start(self._count) if has_new else completed
         message = {"ready": self.generation, "has": has, "completed": completed}
         message |= {"steps": load.steps, "gave_up": self._base is None}  # while JAX was starting
+        message |= {"calls": self.calls, "workers": self.call_workers}
         self._wire.send({**message, "planned": planned, "state": state})
         with self._changed:
             while self._next_go is None:
@@ -370,6 +416,10 @@ class Group:
         """Mark the start of a generation as complete."""
         self._base = self._count
 
+    def resume(self) -> None:
+        """Mark the end of a resize, after which the program goes on."""
+        self._resumed_at = self._count
+
     def enter(self, go: Message) -> None:
         """Become a member of the generation that ``go`` starts; its collectives count from 0."""
         members = go["members"]
@@ -378,6 +428,12 @@ class Group:
             self.generation = go["generation"]
             self.is_joining, self.has_newcomers = False, go["newcomers"]
             self.holds = go["holds"]
+            self.has_joined, self.are_apart = bool(go["joined"]), go["apart"]
+            if self.has_joined:  # all are between the same two steps
+                self.calls = 0
+            self.is_behind_others = self.are_apart and self.calls < go["calls"]
+            if self.is_behind_others:
+                self.next_workers = go["workers"]
             self.facts = replace(
                 self.facts,
                 index=rank,
@@ -386,7 +442,10 @@ class Group:
                 is_chief=rank == 0,
             )
             self._members = members
-            self._report, self._departed = self._early.pop(self.generation, None), []
+            # Reports that the others cannot go on are never outdated.
+            self._report = None if self.may_resize else self._report
+            self._departed = []
+            early, self._early = self._early, []
             self._unanswerable, self._answers = set(), {}
             self._count = self._completed = self._chain = self._tickets = 0
             self._base = None
@@ -395,6 +454,8 @@ class Group:
             self._paces.clear()
             self._ports = []
             self._changed.notify_all()
+        for generation, report in early:
+            self._handle_report(report, generation)
 
     def give_up(self, patience: float) -> None:
         """Raise if a worker was lost more than ``patience`` seconds ago.
@@ -472,12 +533,12 @@ class Group:
         """Send heartbeats, watch the hub, and abort a collective that can no longer complete."""
         since: float | None = None
         while not self._is_leaving:
-            self._wire.send({"ping": self._progress(), "generation": self.generation})
+            self._wire.send(self._ping_message())
             self._unanswered += 1  # not a time: this process may have been stopped
             if self._unanswered * _PING_EVERY > self._hub_patience and self._report is None:
                 self._handle_report(Report("hub", None, self._hub_is_silent()))
             news = self._report_for(self._count) if self._inside else None
-            since = None if news is None else since or time.monotonic()
+            since = None if news is None or self._is_compiling else since or time.monotonic()
             # Gloo has no timeout: cut its connections until the collective fails, or exit.
             if news is not None and since is not None:
                 sockets.cut(self._ports)
@@ -487,12 +548,18 @@ class Group:
                     end_process(f"a collective could not be ended otherwise. {news.text}")
             time.sleep(_PING_EVERY)
 
+    def _ping_message(self) -> Message:
+        """Return a ping, with the generation whose collectives it counts."""
+        with self._lock:  # `enter` changes both under it
+            return {"ping": self._progress(), "generation": self.generation}
+
     def _progress(self) -> Message:
         """Return the contents of a ping."""
         with self._lock:
             return {
                 "count": self._count,
                 "inside": self._inside,
+                "compiles": self._is_compiling,
                 "pace": statistics.median(self._paces) if self._paces else 0.0,
                 "journal": list(self._journal),
                 "load": load.figures(),
@@ -502,6 +569,11 @@ class Group:
     def _begin(self, what: str) -> None:
         """Number the next collective, and announce it to the hub if the last ping is old enough."""
         now = time.monotonic()
+        if self._is_new_call:
+            self._is_new_call = False
+            self.calls += 1
+            self.call_workers = self.next_workers or self.facts.num_workers
+            self.next_workers = None
         with self._lock:  # the ping thread reads these fields together
             self._count += 1
             # A running digest of all collectives, by which the hub compares the workers.
@@ -512,7 +584,7 @@ class Group:
             self._inside = True
         if now - self._pinged_at > _TELL_EVERY:
             self._pinged_at = now
-            self._wire.send({"ping": self._progress(), "generation": self.generation})
+            self._wire.send(self._ping_message())
 
     # Messages from the hub.
 
@@ -544,7 +616,7 @@ class Group:
                     self._unanswerable.add(key)
                     self._changed.notify_all()
             case {"report": _}:
-                self._handle_report(Report.from_message(message), message.get("generation", 0))
+                self._handle_report(Report.from_message(message), message.get("generation"))
             case {"go": go}:
                 with self._changed:
                     self._next_go = go
@@ -573,11 +645,16 @@ class Group:
                     end_process(f"the run does not need it any more. {why}", NOT_NEEDED)
             self._changed.notify_all()
 
-    def _handle_report(self, report: Report, generation: int = 0) -> None:
-        """Store a report, wake the waiting threads, and abort a running collective."""
+    def _handle_report(self, report: Report, generation: int | None = None) -> None:
+        """Store a report, wake the waiting threads, and abort a running collective.
+
+        Args:
+            report: The report.
+            generation: The generation that it is about; None for all later ones too.
+        """
         with self._changed:
-            if generation > self.generation:
-                self._early[generation] = report
+            if generation is not None and generation > self.generation:
+                self._early.append((generation, report))
                 return
             if report.kind == "left":  # later collectives only are affected
                 self._departed.append(report)

@@ -313,11 +313,12 @@ class Hub:
         self._add_news(text)
         self._is_broken = True  # after the news, which keep the first failure only
 
-    def _start(self, last: int = 0) -> None:
+    def _start(self, last: int = 0, **resize: Any) -> None:
         """Send the start message with the facts of all workers.
 
         Args:
             last: The collective after which an elastic run continues.
+            **resize: More about the resize before it.
         """
         self._started = True
         self._order = self._ranked(self._members)
@@ -343,6 +344,7 @@ class Hub:
                     "holds": self._resizes.hold(len(members)),
                     "generation": self._resizes.generation,
                     "last": last,
+                    **resize,
                 }
             }
         )
@@ -361,8 +363,10 @@ class Hub:
                 member.connection.wire.send({"pong": member.progress.count})
             case {"offer": key, "value": value} if len(self._offers) < _MOST_QUESTIONS:
                 # A thread may still offer to an exchange of before a resize: the worker itself ends
-                # that exchange, and an answer by the workers that are left would be wrong.
-                if message.get("generation", 0) == self._resizes.generation:
+                # that exchange, and an answer by the workers that are left would be wrong. Nor is
+                # one answered after a loss: some workers would take it, and others the loss.
+                is_of_now = message.get("generation", 0) == self._resizes.generation
+                if is_of_now and not self._resizes.has_lost:
                     self._offer(str(key), index, value)
             case {"withdraw": key}:
                 self._offers.pop(str(key), None)
@@ -409,6 +413,8 @@ class Hub:
         if message.get("planned") and generation == self._resizes.generation:
             self._resizes.plan(str(message["planned"]))
         if self._resizes.note(index, generation, *steps):
+            calls, workers = int(message.get("calls", 0)), int(message.get("workers", 0))
+            self._resizes.note_calls(index, calls, workers)
             if message.get("gave_up"):
                 self._stand_in(index)
             if message.get("state"):
@@ -514,9 +520,10 @@ class Hub:
         self._acceptor.close()  # frees the address: a launcher may restart all workers at once
         text = reports.gone(name, step, why)
         self._candidates.dismiss(_FINISHES if quietly else text)
-        self._acceptor.broadcast(
-            Report("left" if quietly else "lost", index, text, count).to_message()
-        )
+        message = Report("left" if quietly else "lost", index, text, count).to_message()
+        if quietly:  # members of a later generation do not wait for it
+            message["generation"] = self._resizes.generation
+        self._acceptor.broadcast(message)
         if not quietly:
             self._add_news(text)
         del self._members[index]
@@ -602,6 +609,7 @@ class Hub:
             self._cannot_resize(min(self._members), "the survivors ended different steps.")
             return
         cause, steps = self._resizes.cause, self._membership.total(self._resizes.counts(last))
+        calls = self._resizes.calls()
         promoted = self._candidates.promoted()
         for index, candidate in promoted.items():
             self._members[index] = Member(candidate.connection, candidate.facts)
@@ -621,7 +629,7 @@ class Hub:
             member.progress = watchdog.Progress()
         seconds = time.monotonic() - self._began
         self._membership.add(steps, seconds, self._members.keys(), promoted.keys(), cause)
-        self._start(last)
+        self._start(last, joined=sorted(promoted), **calls)
 
     def _ranked(self, indices: Collection[int]) -> list[int]:
         """Return workers in the order of their ranks."""
@@ -687,9 +695,13 @@ class Hub:
 
     def _cannot_resize(self, index: int, why: str) -> None:
         """End the run, because a survivor cannot go on without a lost worker."""
-        if self._resizes.cause and not self._is_broken:
+        if self._is_broken:
+            return
+        if self._resizes.cause:
             text = reports.cannot_go_on(self._resizes.cause, self._name(index), why)
             self._fail_run("lost", text)
+        else:  # the others are in the next generation already, and connect to it
+            self._give_up(index, f"it could not go on without the worker lost before. {why}")
 
     def _add_news(self, text: str) -> None:
         if not self._is_broken:  # later failures are consequences, not the cause

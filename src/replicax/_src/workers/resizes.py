@@ -1,10 +1,12 @@
 """The hub's side of a resize: each survivor's last step, and the next coordination service."""
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from replicax._src.workers.keeper import Keeper
+from replicax._src.workers.watchdog import Progress
 
 
 @dataclass
@@ -17,6 +19,7 @@ class Resizes:
         new_keeper: Starts the coordination service for a number of workers.
         generation: How many resizes are complete.
         cause: Why one is in progress; "" if none is.
+        has_lost: Whether a worker was lost in it, so that no exchange can complete any more.
     """
 
     least: int
@@ -24,11 +27,14 @@ class Resizes:
     wait: float = 0.0
     generation: int = 0
     cause: str = ""
+    has_lost: bool = False
     _began: float = 0.0
     _until: float | None = None  # how long fewer workers than the least wait for others
     # For each survivor: the last collective whose results it has, and the last it has completed.
     _survivors: dict[int, tuple[int, int]] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)  # the steps that each has taken
+    # The calls that each has begun, and the number of workers when it began the last one.
+    _calls: dict[int, tuple[int, int]] = field(default_factory=dict)
     _completed_by_others: int = 0  # by workers that finished and left
     _retired: list[Keeper] = field(default_factory=list)
 
@@ -65,6 +71,7 @@ class Resizes:
     def begin(self, index: int, cause: str) -> None:
         """Begin a resize without worker ``index``, or extend the one in progress."""
         self.plan(cause)
+        self.has_lost = True
         self._survivors.pop(index, None)
 
     def note(self, index: int, generation: int, has: int, completed: int, steps: int = 0) -> bool:
@@ -74,6 +81,20 @@ class Resizes:
         self._survivors[index] = (has, completed)
         self._counts[index] = steps
         return True
+
+    def note_calls(self, index: int, calls: int, workers: int) -> None:
+        """Note how many calls a survivor has begun, and the number of workers at the last one."""
+        self._calls[index] = calls, workers
+
+    def calls(self) -> dict[str, Any]:
+        """Return the most calls that a survivor has begun, with how many workers, for all to know.
+
+        ``apart`` is whether another survivor has begun fewer: it must still run the code between
+        two steps that the others have run with those workers.
+        """
+        found = [self._calls.get(i, (0, 0)) for i in self._survivors]
+        calls, workers = max(found)
+        return {"calls": calls, "workers": workers, "apart": min(found)[0] < calls}
 
     def counts(self, last: int) -> dict[int, int]:
         """Return how many steps each survivor has taken when all continue after ``last``."""
@@ -88,10 +109,15 @@ class Resizes:
         self._survivors.pop(index, None)
         self._completed_by_others = max(self._completed_by_others, count)
 
-    def late(self, members: Iterable[int], patience: float) -> list[tuple[int, float]]:
-        """Return the members that have not reported for more than ``patience`` seconds."""
-        waited = time.monotonic() - self._began
-        return [(i, waited) for i in members if i not in self._survivors and waited > patience]
+    def late(self, members: Mapping[int, Progress], patience: float) -> list[tuple[int, float]]:
+        """Return the members that have not reported for more than ``patience`` seconds.
+
+        A compilation cannot be interrupted, and may take longer.
+        """
+        now = time.monotonic()
+        left = {i: p for i, p in members.items() if i not in self._survivors}
+        waited = {i: now - max(self._began, p.compiled) for i, p in left.items()}
+        return [(i, seconds) for i, seconds in waited.items() if seconds > patience]
 
     def is_ready(self, members: Collection[int]) -> bool:
         """Whether a resize is in progress and all members have reported."""
@@ -108,6 +134,8 @@ class Resizes:
         """Begin the next generation: return its keeper; a worker that is alone needs none."""
         self.generation += 1
         self.cause, self._survivors, self._completed_by_others = "", {}, 0
+        self._calls = {}
+        self.has_lost = False
         if old is not None:
             old.retire()  # it ends when all have disconnected, which this must not wait for
             self._retired.append(old)

@@ -201,6 +201,7 @@ def _move(group: Group, go: Message) -> None:
     while not _is_started(group, go):
         go = group.reform(has_new=False)
     elastic.after.run()
+    group.resume()
 
 
 def regroup(group: Group, cause: str, prepare: Callable[[], str | None]) -> bool:

@@ -51,6 +51,7 @@ class Progress:
         pace: Its median time between two collectives, in seconds.
         moved: When ``count`` or ``inside`` last changed.
         heard: When its last message arrived.
+        compiled: When it was last compiling a step.
         journal: Its last collectives by number: the description, and a digest of all up to it.
         load: Its last counters of steps, waits and memory; see `Load`.
         disk: The file I/O that it is doing, or "", and a counter of its progress; see `Disk`.
@@ -64,6 +65,7 @@ class Progress:
     pace: float = 0.0
     moved: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
+    compiled: float = 0.0
     journal: dict[int, tuple[str, int]] = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
     disk: tuple[str, int] = ("", 0)
@@ -81,6 +83,8 @@ class Progress:
         if (disk := (str(reads)[:_LONGEST], int(far))) != self.disk:
             self.disk, self.disk_moved = disk, now
         self.heard = now
+        if ping.get("compiles"):
+            self.compiled = now
         if (count, inside) != (self.count, self.inside):
             self.moved = now
         self.count, self.inside, self.pace = count, inside, pace
