@@ -35,6 +35,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = True
 python_maximum_signature_line_length = 88  # longer ones have a line for each argument
+toc_object_entries_show_parents = "hide"
 napoleon_google_docstring = True
 napoleon_use_ivar = True
 default_role = "code"
@@ -82,17 +83,22 @@ def _base(value: type, known: dict[int, str]) -> type | None:
     return next((b for b in value.__mro__[1:] if id(b) in known), None)
 
 
+def _from_others(value: type, base: type) -> list[str]:
+    """Return the public members of a class that it takes from a base class or its bases."""
+    order = value.__mro__
+    names = (name for name in dir(base) if not name.startswith("_"))
+    return [n for n in names if order.index(_defining(value, n)) >= order.index(base)]
+
+
 def _inherited(value: type, base: type, known: dict[int, str]) -> list[str]:
     """Name the members that other pages describe, with links to them."""
     kinds = (types.FunctionType, property, classmethod, staticmethod)
-    found = {name: inspect.getattr_static(base, name) for name in dir(base)}
+    members = {name: inspect.getattr_static(base, name) for name in _from_others(value, base)}
     names = [
         name
-        for name, member in found.items()
+        for name, member in members.items()
         if isinstance(member, kinds)
-        and not name.startswith("_")
         and name not in _INTERNAL
-        and member is inspect.getattr_static(value, name)
         and _defining(base, name).__module__.startswith("replicax")
         and inspect.getdoc(member)
     ]
@@ -120,8 +126,9 @@ def _class_page(path: str, value: Any, known: dict[int, str]) -> str:
     lines = [*head, value.__name__, "=" * len(value.__name__), ""]
     lines += [f".. autoclass:: {path}", "   :members:"]
     # Members of private bases belong here; those of the documented one are on its page.
-    stop = _BASES if base is None else known[id(base)].rpartition(".")[2]
-    lines += [f"   :inherited-members: {stop}"]
+    lines += [f"   :inherited-members: {_BASES}"]
+    if base is not None:
+        lines += [f"   :exclude-members: {', '.join(_from_others(value, base))}"]
     lines += [""]
     if base is not None:
         lines += _inherited(value, base, known)
