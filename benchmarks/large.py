@@ -1,6 +1,7 @@
 """Sharded variables of a large model against FSDP written by hand: memory and collectives.
 
-    python benchmarks/large.py --out benchmarks/large.json  # the table of docs/scaling.md
+    python benchmarks/large.py --out benchmarks/large.json
+    python benchmarks/large.py --out benchmarks/large.json --table  # that of docs/scaling.md
     python benchmarks/large.py --size 8b --on h100:4x8 --layers 4 --programs "by hand" sharded
 
 A Llama (stacked layers, rematerialized, computed in bfloat16, Adam in float32, one sequence per
@@ -247,9 +248,13 @@ def main():
     parser.add_argument("--cache", default="", help="a folder for the compilers' results")
     parser.add_argument("--hlo", default="", help="a folder for the optimized programs")
     parser.add_argument("--out", default="", help="a file of results, to which others are added")
+    parser.add_argument("--table", action="store_true", help="show results; compile nothing")
     options = parser.parse_args()
     file = Path(options.out) if options.out else None
     known = json.loads(file.read_text()) if file and file.exists() else {}
+    if options.table:
+        print("\n".join(page_rows(known, options)))
+        return
     print(
         "| size, layers | devices | program | memory | x | sent | x | async | collectives | time |"
     )
@@ -315,6 +320,18 @@ def row(found, peer):
     cells += [ratio("memory"), f"{found['sent'] / 1e9:.2f} GB", ratio("sent")]
     cells += [f"{hidden} of {count}", text, f"{found['seconds']} s"]
     return f"| {' | '.join(cells)} |"
+
+
+def page_rows(known, options):
+    """The rows of the table of docs/scaling.md, of the results that are known."""
+    for name in options.size:
+        for where in options.on:
+            for program in options.programs:
+                found = known.get(key_of(name, where, program, options))
+                peer = known.get(key_of(name, where, PROGRAMS[program], options))
+                if found and "sent" in found:
+                    cells = [name, *row(found, peer)[2:-2].split(" | ")[1:8]]
+                    yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
