@@ -47,7 +47,10 @@ WANTED = {
 ONLY_IN_OLD_JAX = {"jax._src.core": {"canonicalize_value_dtype"}}  # 0.10.1 and earlier
 
 
-@pytest.mark.parametrize(("module", "names"), WANTED.items())
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [pytest.param(*item, id=f"JAX-{jax.__version__}-{item[0]}") for item in WANTED.items()],
+)
 def test_what_is_needed_is_there(module, names):
     found = importlib.import_module(module)
 
