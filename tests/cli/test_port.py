@@ -533,6 +533,34 @@ def test_a_notebook_is_ported_with_its_magics(tmp_path):
     assert made[5]["outputs"] == [1]
 
 
+def test_a_line_that_begins_with_an_operator_is_no_magic():
+    cells = [
+        "import tensorflow as tf\nprint('%d %s'\n  % (1, tf.zeros([2])))",
+        'text = """\n%matplotlib inline\n"""\ny = 7 \\\n  % tf.rank(x)',
+        "!pip install \\\n  tensorflow\nz = tf.zeros([2])",
+    ]
+    made = json.loads(port_notebook(notebook(*cells)).code)["cells"][1:]
+
+    code = ["".join(cell["source"]) for cell in made]
+    assert code[0].endswith("print('%d %s'\n  % (1, jnp.zeros([2], jnp.float32)))")
+    assert code[1] == 'text = """\n%matplotlib inline\n"""\ny = 7 \\\n  % jnp.ndim(x)'
+    assert code[2] == "!pip install \\\n  tensorflow\nz = jnp.zeros([2], jnp.float32)"
+
+
+def test_a_cell_that_is_not_python_is_marked_if_it_uses_tensorflow():
+    cells = ["import tensorflow as tf", "x = tf.zeros(", "y = (", "%%js\ntf."]
+    ported = port_notebook(notebook(*cells))
+
+    assert [(mark.line, mark.name, mark.is_left) for mark in ported.marks] == [
+        (3, "code cell 2", True)
+    ]
+
+
+def test_python_2_is_refused_with_its_line():
+    with pytest.raises(PortError, match=r"is not Python 3\.\d+, line 4: "):
+        port("import tensorflow as tf\ntry:\n    pass\nexcept ValueError, error:\n    pass\n")
+
+
 def test_a_folder_is_ported_as_a_whole(tmp_path, capsys):
     source = tmp_path / "src"
     (source / "inner").mkdir(parents=True)

@@ -1,24 +1,28 @@
 """Porting of notebooks: all code cells are ported as one program, magics are kept."""
 
+import io
 import json
 import re
+import tokenize
 from typing import Any
 
 import libcst as cst
 
-from replicax._src.port.rewrite import Ported, PortError, port
+from replicax._src.port.rewrite import Mark, Ported, PortError, port
 
 _CELL = "__replicax_cell__"
 _MAGIC = "pass  # replicax magic"
 # Magics of whole cells whose other lines are Python.
 _OF_PYTHON = re.compile(r"\s*%%(capture|prun|python3?|time|timeit)\b")
 _IS_MAGIC = re.compile(r"^(\s*)([!%?].*|\w[\w, ]*=\s*[!%].*|\S+\?\??)$")
+_USES_TENSORFLOW = re.compile(r"\btf\.|\btensorflow\b|\bkeras\b")
 
 
 def port_notebook(text: str, name: str = "the notebook") -> Ported:
     """Rewrite the code cells of a notebook.
 
-    Cells in another language, and cells that are not Python, are kept as they are.
+    Cells in another language, and cells that are not Python, are kept as they are. Those of the
+    latter that use TensorFlow get a mark.
 
     Args:
         text: The notebook, in Jupyter's format.
@@ -42,7 +46,20 @@ def port_notebook(text: str, name: str = "the notebook") -> Ported:
     indent = 1 if re.match(r'\{\n "', text) else 2
     made = json.dumps(notebook, indent=indent, ensure_ascii=False) + "\n" * text.endswith("\n")
     is_same = ported.code == program
-    return Ported(text if is_same else made, ported.changes, ported.marks, ported.uses)
+    marks = [*ported.marks, *_unread(sources, parts)]
+    return Ported(text if is_same else made, ported.changes, marks, ported.uses)
+
+
+def _unread(sources: list[str], parts: dict[int, str]) -> list[Mark]:
+    """Return marks for the cells that are neither Python nor in another language."""
+    line, marks = 1, []
+    for number, source in enumerate(sources):
+        is_foreign = source.lstrip().startswith("%%")
+        if number not in parts and not is_foreign and _USES_TENSORFLOW.search(source):
+            words = "It is not Python, so nothing in it was rewritten."
+            marks.append(Mark(line, f"code cell {number + 1}", words, is_left=True))
+        line += parts[number].count("\n") + 2 if number in parts else 0
+    return marks
 
 
 def _as_python(source: str, magics: list[str]) -> str | None:
@@ -50,12 +67,15 @@ def _as_python(source: str, magics: list[str]) -> str | None:
     if source.lstrip().startswith("%%") and not _OF_PYTHON.match(source):
         return None
     start = len(magics)
-    lines = []
-    for line in source.splitlines():
+    lines: list[str] = []
+    rest = iter(source.splitlines())
+    for line in rest:
         found = _IS_MAGIC.match(line)
-        if found:
+        if found and not _is_open(lines):
             lines.append(f"{found[1]}{_MAGIC} {len(magics)}")
             magics.append(line.lstrip())
+            while magics[-1].endswith("\\"):  # `!pip install \` goes on in the next line
+                magics[-1] += "\n" + next(rest, "")
         else:
             lines.append(line)
     code = "\n".join(lines)
@@ -65,6 +85,20 @@ def _as_python(source: str, magics: list[str]) -> str | None:
         del magics[start:]
         return None
     return code
+
+
+def _is_open(lines: list[str]) -> bool:
+    """Whether the statement or text of the last line goes on in the next one."""
+    if lines and lines[-1].endswith("\\"):
+        return True
+    try:
+        for _ in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
+            pass
+    except tokenize.TokenError as error:
+        return any(part in str(error) for part in ("multi-line", "triple-quoted"))
+    except SyntaxError:
+        pass
+    return False
 
 
 def _with_magics(code: str, magics: list[str]) -> str:

@@ -1,8 +1,11 @@
 """The source rewriter of ``replicax port``."""
 
+import ast
 import difflib
 import re
+import sys
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -161,6 +164,7 @@ def port(code: str, name: str = "the program", element_functions: Iterable[str] 
         raise PortError(f"{name} is not Python, line {error.raw_line}: {error.message}") from None
     except (SyntaxError, ValueError, RecursionError) as error:
         raise PortError(f"{name} is not Python: {error}") from None
+    _check_version(code, name)
     module.visit(facts := Facts(element_functions))
     if not facts.is_for_tensorflow:
         return Ported(code)
@@ -180,6 +184,19 @@ def port(code: str, name: str = "the program", element_functions: Iterable[str] 
     uses = sorted(rewriter.uses, key=lambda use: (use.line, use.path))
     new = with_imports(ported, rewriter.needs, facts, rewriter.names).code
     return Ported(new, rewriter.changes, marks, uses)
+
+
+def _check_version(code: str, name: str) -> None:
+    """Raise an error for what LibCST reads and this Python does not: `except A, b:` of Python 2."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise PortError(
+            f"{name} is not Python {version}, line {error.lineno}: {error.msg}"
+        ) from None
 
 
 def foreign_element_functions(code: str) -> set[tuple[str, str]]:
