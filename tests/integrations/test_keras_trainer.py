@@ -306,8 +306,10 @@ class Taped(keras.Model):
         return 2 * super().predict_step(data)
 
 
+@pytest.mark.filterwarnings("ignore:Model .* was made outside of every scope")
+@pytest.mark.parametrize("is_scoped", [False, True])
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_steps_of_the_data_alone_as_in_tensorflow_are_those_of_keras(two, eagerly):
+def test_steps_of_the_data_alone_as_in_tensorflow_are_those_of_keras(two, eagerly, is_scoped):
     def make():
         inner = net()
         model = Taped(inner.inputs, inner.outputs)
@@ -317,7 +319,7 @@ def test_steps_of_the_data_alone_as_in_tensorflow_are_those_of_keras(two, eagerl
         return model
 
     stock, expected = stock_fit()
-    model = in_scope(two, make)
+    model = in_scope(two, make) if is_scoped else make()
 
     assert_same(model, model.fit(**ARRAYS, verbose=0), stock, expected)
     loss, accuracy = stock.evaluate(X, Y, batch_size=BATCH, verbose=0)
@@ -828,3 +830,51 @@ def test_one_replica_fits_as_stock_keras_does():
     model = in_scope(mirrored(1), compiled_net)
 
     assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
+
+
+class Counting(layers.Layer):
+    """A layer written for TensorFlow: it counts its calls, and draws a number for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = rx.Variable(0, trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1)
+        rows = np.int32(x.shape[0])  # fails for a size that is only a name
+        return x + 0.0 * rx.random.normal([rows, 4])
+
+
+@pytest.mark.filterwarnings("ignore:Model .* was made outside of every scope")
+@pytest.mark.parametrize("is_scoped", [False, True])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_layers_write_variables_and_draw_numbers_in_functional_models(eagerly, is_scoped):
+    def make():
+        hidden, out = net().layers
+        given = keras.Input((4,))
+        counting = Counting()
+        model = keras.Model(given, out(hidden(counting(given))))
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+        options = {"metrics": ["accuracy"], "run_eagerly": eagerly}
+        model.compile(optimizer, "binary_crossentropy", **options)
+        return model, counting
+
+    model, counting = in_scope(mirrored(1), make) if is_scoped else make()
+    assert model.output_shape == (None, 1)
+    assert int(counting.calls.read_value()) == 0
+
+    history = model.fit(**ARRAYS, verbose=0)
+    assert int(counting.calls.read_value()) == len(range(0, ROWS, BATCH))
+    assert_same(model, history, *stock_fit())
+    model.evaluate(X, Y, batch_size=ROWS, verbose=0)
+    model.predict(X, batch_size=ROWS, verbose=0)
+    assert int(counting.calls.read_value()) == len(range(0, ROWS, BATCH)) + 2
+
+
+def test_an_error_of_a_layer_is_the_one_for_names_of_sizes():
+    class Refusing(layers.Layer):
+        def call(self, x):
+            raise ValueError(f"refused {type(x.shape[0]).__name__}")
+
+    with pytest.raises(ValueError, match="refused _DimExpr"):
+        Refusing()(keras.Input((4,)))

@@ -28,6 +28,7 @@ from replicax._src.data.seeds import set_global_seed
 from replicax._src.integrations import (
     keras_backend,
     keras_backup,
+    keras_functional,
     keras_preprocessing,
     keras_tensorboard,
     keras_trainer,
@@ -403,6 +404,8 @@ def attach() -> Integration:
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
     variable.__array_priority__ = Variable.__array_priority__
+    operation: Any = keras.Operation
+    operation.compute_output_spec = keras_functional.inferring(operation.compute_output_spec)
     keras.losses.Loss.__call__ = _note_means(keras.losses.Loss.__call__)
     accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
     if not CONTRACT.lacks(private.LOSSES):

@@ -4,6 +4,7 @@ A `KerasTensor` stands for an input or a result of a layer while a functional mo
 functions reject it, TensorFlow's accept it.
 """
 
+import functools
 import importlib
 import operator
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+
+from replicax._src.state.levels import inferring_shapes
 
 _HOME = "replicax.compat.tf"
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -127,7 +130,57 @@ def _spec(tensor: Any, size: int) -> jax.ShapeDtypeStruct:
 
 def _symbolic(one: Any, other: Any) -> Any:
     sizes = zip(one.shape, other.shape, strict=True)
-    return keras.KerasTensor(tuple(a if a == b else None for a, b in sizes), one.dtype.name)
+    shape = tuple(a if a == b else None for a, b in sizes)
+    return keras.KerasTensor(shape, getattr(one.dtype, "name", one.dtype))
+
+
+def inferring(original: Any) -> Any:
+    """Wrap `keras.Operation.compute_output_spec` for layers that are written for TensorFlow.
+
+    Such a layer may read and write variables: to draw random numbers, for example. And it may use
+    the size of a batch as a number (``tf.random.normal([tf.shape(x)[0], 8])``), while Keras traces
+    it with sizes that are only names. Then it is traced with two numbers in their place, and the
+    sizes that differ are the unknown ones.
+    """
+
+    @functools.wraps(original)
+    def compute_output_spec(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with inferring_shapes():
+            try:
+                return original(self, *args, **kwargs)
+            except Exception as error:
+                if not _has_unknown_sizes((args, kwargs)):
+                    raise
+                found = error
+            try:
+                one, other = (
+                    original(self, *tried, **named)
+                    for size in _TRIED
+                    for tried, named in [_with_sizes((args, kwargs), size)]
+                )
+                return keras.tree.map_structure(_merged, one, other)
+            except Exception:  # its error is about numbers that the program does not have
+                raise found from None
+
+    return compute_output_spec
+
+
+def _has_unknown_sizes(tree: Any) -> bool:
+    leaves = keras.tree.flatten(tree)
+    return any(isinstance(x, keras.KerasTensor) and None in x.shape for x in leaves)
+
+
+def _with_sizes(tree: Any, size: int) -> Any:
+    def known(x: Any) -> Any:
+        if not isinstance(x, keras.KerasTensor):
+            return x
+        return keras.KerasTensor(_spec(x, size).shape, x.dtype, sparse=x.sparse)
+
+    return keras.tree.map_structure(known, tree)
+
+
+def _merged(one: Any, other: Any) -> Any:
+    return _symbolic(one, other) if isinstance(one, keras.KerasTensor) else one
 
 
 def apply(function: str, args: Any, kwargs: Any) -> Any:

@@ -342,6 +342,12 @@ GET_STATE = PrivatePart(
     "self, trainable_variables=False, non_trainable_variables=False, optimizer_variables=False,"
     " metrics_variables=False, purge_model_variables=False",
 )
+LOSS_AND_UPDATES = PrivatePart(
+    f"{_TRAINER}compute_loss_and_updates",
+    TRAINING,
+    "self, trainable_variables, non_trainable_variables, metrics_variables, x, y, sample_weight,"
+    " training=False, optimizer_variables=None",
+)
 TRAIN_STEP = PrivatePart(f"{_TRAINER}train_step", TRAINING, "self, state, data")
 TEST_STEP = PrivatePart(f"{_TRAINER}test_step", TRAINING, "self, state, data")
 PREDICT_STEP = PrivatePart(f"{_TRAINER}predict_step", TRAINING, "self, state, data")

@@ -8,21 +8,25 @@ their variables throughout, where callbacks see them.
 
 import functools
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from keras import Model, tree
 
-from replicax._src.base.errors import ScopeError, warn_user
+from replicax._src.base.errors import ScopeError, TracingError, warn_user
 from replicax._src.context.current import current, entered, get_strategy, is_default
 from replicax._src.functions.function import function
+from replicax._src.functions.gradients import keep_writes
 from replicax._src.input.distributed_dataset import DistributedDataset
 from replicax._src.integrations import keras_private as private
 from replicax._src.integrations.keras_data import DatasetAdapter, adapted, placed, whole
 from replicax._src.integrations.keras_models import home_of
+from replicax._src.state.levels import Overlay, current_trace, inferring_shapes, is_staging
 from replicax._src.state.variables import variable_of
 from replicax._src.strategy.base import StrategyBase, live_strategies
 from replicax._src.workers import group as _group
@@ -53,7 +57,11 @@ def _enter_scope(name: str) -> Callable[[Any], Any]:
                 raise ScopeError(_wrong_scope(self, name, home, here))
             if home is None:
                 _warn_of_unused_strategy(self, name)
-                return original(self, *args, **kwargs)
+                token = _running.set(name)
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    _running.reset(token)
             bound = signature.bind(self, *args, **kwargs)
             if "verbose" in signature.parameters and not home.is_chief:
                 _silence(bound)
@@ -196,7 +204,7 @@ def _return_empty_state(original: Any) -> Any:
     """Return empty state: it stays in the variables, and is not passed through the step."""
 
     def get_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if home_of(self) is None:
+        if not _keeps_state(self):
             return original(self, *args, **kwargs)
         arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
         return tuple(
@@ -215,22 +223,93 @@ _GROUPS = {
 }
 
 
+def _keeps_state(model: Any) -> bool:
+    """Whether the steps of a model read and write its variables, in place of states passed.
+
+    Those of models made in a scope do, and those with TensorFlow's signature, whatever the model.
+    """
+    steps = ("train_step", "test_step", "predict_step")
+    return home_of(model) is not None or any(
+        _has_tensorflow_signature(getattr(model, name)) for name in steps
+    )
+
+
+def _placement(topology: Any, *, is_compiled: bool) -> Callable[[Any, Any], Any]:
+    """Return the function that places the batches of a step on devices."""
+    if topology is None:
+        return _as_arrays
+    return placed if is_compiled or topology.is_fully_addressable else whole
+
+
+def _as_arrays(data: Any, topology: Any) -> Any:
+    """Return a batch as JAX's arrays, which a step that runs eagerly expects; texts stay."""
+
+    def made(x: Any) -> Any:
+        is_number = isinstance(x, np.ndarray) and x.dtype.kind not in "OSU"
+        return jax.numpy.asarray(x) if is_number else x
+
+    return jax.tree.map(made, data)
+
+
+def _with_variables(model: Any, kind: str, made: Any) -> Any:
+    """Return a function that Keras made for a model outside of scopes, for layers with variables.
+
+    Layers that draw random numbers with `rx.random`, or have an `rx.Variable`, cannot be traced by
+    `jax.jit`. If that is found when the first step is traced, `rx.function` compiles the steps.
+    """
+    if model.run_eagerly or not model.jit_compile:
+        return made
+    attribute = f"{kind}_function"
+
+    def first(state: Any, iterator: Any) -> Any:
+        taken: list[Any] = []
+        try:
+            result = made(state, _recorded(iterator, taken))
+        except TracingError:
+            joins = kind == "predict"
+            step = function(_predicting(model) if joins else getattr(model, f"{kind}_step"))
+            setattr(model, attribute, model._make_function(step, concatenate_outputs=joins))
+            return getattr(model, attribute)(state, itertools.chain(taken, iterator))
+        setattr(model, attribute, made)
+        return result
+
+    return first
+
+
+def _predicting(model: Any) -> Callable[..., Any]:
+    """Return the step of `predict`, with the state that the next step takes."""
+
+    def step(state: Any, data: Any) -> tuple[Any, Any]:
+        outputs, new = model.predict_step(state, data)
+        return outputs, (state[0], new)
+
+    return step
+
+
+def _recorded(iterator: Iterator[Any], taken: list[Any]) -> Iterator[Any]:
+    for batch in iterator:
+        taken.append(batch)
+        yield batch
+
+
 def _compile_with_function(kind: str) -> Callable[[Any], Any]:
     """Compile the train, test or predict function of a model with `rx.function`."""
     attribute = f"{kind}_function"
 
     def make(original: Any) -> Any:
         def make_function(self: Any, force: bool = False) -> None:  # noqa: FBT001, FBT002
-            home = home_of(self)
-            if home is None or (getattr(self, attribute) is not None and not force):
-                original(self, force)
+            if getattr(self, attribute) is not None and not force:
                 return
-            topology = home.topology
-            run, place = _step(self, kind), placed
-            if self.jit_compile and not self.run_eagerly:
+            if not _keeps_state(self):
+                original(self, force)
+                setattr(self, attribute, _with_variables(self, kind, getattr(self, attribute)))
+                return
+            home = home_of(self)
+            topology = None if home is None else home.topology
+            run, is_compiled = _step(self, kind), self.jit_compile and not self.run_eagerly
+            if is_compiled:
                 run = function(run, reduce_retracing=True)
-            elif not topology.is_fully_addressable:
-                place = whole
+            place = _placement(topology, is_compiled=is_compiled)
 
             def one(state: Any, data: Any) -> tuple[Any, Any]:
                 return run(place(data, topology)), state
@@ -249,8 +328,9 @@ def _step(model: Any, kind: str) -> Callable[[Any], Any]:
     is_called = _has_tensorflow_signature(method)
 
     def step(data: Any) -> Any:
-        if (level := current().level) is not None:  # even if the model has no variables
-            level.uses(home_of(model).topology, f"model {model.name!r}")
+        level, home = current().level, home_of(model)
+        if level is not None and home is not None:  # even if the model has no variables
+            level.uses(home.topology, f"model {model.name!r}")
         if not is_called:
             return _stateless_step(model, kind, method, data)
         outputs = method(data)
@@ -277,7 +357,7 @@ def _accept_tensorflow_step(kind: str) -> Callable[[Any], Any]:
 
     def make(original: Any) -> Any:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if home_of(self) is None or len(args) + len(kwargs) != 1:
+            if not _keeps_state(self) or len(args) + len(kwargs) != 1:
                 return original(self, *args, **kwargs)
             return _stateless_step(self, kind, partial(original, self), *args, **kwargs)
 
@@ -296,8 +376,9 @@ def _skip_symbolic_build(original: Any) -> Any:
     def symbolic_build(self: Any, *args: Any, **kwargs: Any) -> None:
         step = _STEPS.get(_running.get(), "")
         builds = step and _has_tensorflow_signature(getattr(self, step))
-        if home_of(self) is None or not (builds or type(self).call is Model.call):
-            original(self, *args, **kwargs)
+        if not _keeps_state(self) or not (builds or type(self).call is Model.call):
+            with inferring_shapes():
+                original(self, *args, **kwargs)
 
     return symbolic_build
 
@@ -317,6 +398,49 @@ def _stateless_step(model: Any, kind: str, step: Callable[..., Any], data: Any) 
             if a is not b:
                 v.assign(b)
     return outputs
+
+
+@jax.tree_util.register_pytree_node_class
+class _WithWrites:
+    """What a loss gives besides its value, and what it wrote to variables.
+
+    Keras differentiates the loss with JAX, which does not carry writes; they take effect when
+    Keras unpacks this, in the trace around the loss.
+    """
+
+    def __init__(self, aux: Any, values: list[Any], overlay: Overlay) -> None:
+        self._parts = aux, values
+        self._overlay = overlay
+
+    def __iter__(self) -> Iterator[Any]:
+        """Write, and return the parts that Keras knows."""
+        aux, values = self._parts
+        keep_writes(self._overlay, values)
+        return iter(aux)
+
+    def tree_flatten(self) -> tuple[Any, Overlay]:
+        """Return the arrays, and the variables that are written."""
+        return self._parts, self._overlay
+
+    @classmethod
+    def tree_unflatten(cls, overlay: Overlay, parts: Any) -> "_WithWrites":
+        """Return the same with other arrays."""
+        return cls(*parts, overlay)
+
+
+def _carry_writes(original: Any) -> Any:
+    """Carry what layers write to variables of replicax, such as the state of `rx.random`."""
+
+    def compute_loss_and_updates(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current().level is None and is_staging():  # `jax.jit`, where it is an error
+            return original(self, *args, **kwargs)
+        overlay = Overlay({}, current_trace())
+        with overlay.active():
+            loss, aux = original(self, *args, **kwargs)
+        writes = list(overlay.writes.values())
+        return loss, _WithWrites(aux, writes, overlay) if writes else aux
+
+    return compute_loss_and_updates
 
 
 def _skip_batch_placement(original: Any) -> Any:
@@ -365,6 +489,7 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.TEST_ON_BATCH, _enter_scope("test_on_batch")),
     (private.PREDICT_ON_BATCH, _enter_scope("predict_on_batch")),
     (private.GET_STATE, _return_empty_state),
+    (private.LOSS_AND_UPDATES, _carry_writes),
     (private.TRAIN_STEP, _accept_tensorflow_step("train")),
     (private.TEST_STEP, _accept_tensorflow_step("test")),
     (private.PREDICT_STEP, _accept_tensorflow_step("predict")),

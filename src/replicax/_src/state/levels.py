@@ -39,6 +39,7 @@ _eager_key = [0]
 _callbacks: ContextVar[dict[Any, Callable[[], str]] | None] = ContextVar(
     "replicax_callbacks", default=None
 )
+_inferring_shapes: ContextVar[bool] = ContextVar("replicax_inferring_shapes", default=False)
 
 
 class Level(Protocol):
@@ -104,6 +105,25 @@ def at_end(key: Any, callback: Callable[[], str]) -> None:
     callbacks.setdefault(key, callback)
 
 
+@contextmanager
+def inferring_shapes() -> Iterator[None]:
+    """Let a library trace the code in the block for the shapes of its results alone.
+
+    Reads of variables are constants of that trace, which nothing keeps, and writes have no effect.
+    """
+    token = _inferring_shapes.set(True)
+    try:
+        with TraceCacheGuard().isolated(eager=False):
+            yield
+    finally:
+        _inferring_shapes.reset(token)
+
+
+def _is_dropped() -> bool:
+    """Whether the running code is traced for the shapes of its results alone."""
+    return _inferring_shapes.get() and is_staging()
+
+
 class Storage:
     """The stored values of variables, seen from cross-replica context."""
 
@@ -116,6 +136,8 @@ class Storage:
 
     def write(self, cell: Cell, value: Any) -> None:
         """Replace all copies."""
+        if _is_dropped():
+            return
         refuse_tracer(cell, value)
         if cell.sharded:
             check_workers_agree(cell, value)
@@ -128,6 +150,8 @@ class Storage:
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
         """Replace the copy of replica number `replica`."""
+        if _is_dropped():
+            return
         refuse_tracer(cell, value)
         cell.store_piece(replica, value)
 
@@ -151,6 +175,8 @@ class ReplicaStorage(Storage):
 
     def write(self, cell: Cell, value: Any) -> None:
         """Replace this replica's copy."""
+        if _is_dropped():
+            return
         refuse_tracer(cell, value)
         cell.store_piece(self._replica if cell.topology == self._topology else 0, value)
 
@@ -227,6 +253,8 @@ class Overlay:
 
     def write(self, cell: Cell, value: Any) -> None:
         """Buffer the value until the block exits."""
+        if _inferring_shapes.get() and current_trace() is not self.fresh.trace:
+            return
         refuse_other_trace(cell, self.fresh.trace)
         self.writes[cell] = value
         self.fresh.note_write(cell)
@@ -337,6 +365,8 @@ class TraceLevel:
 
     def write(self, cell: Cell, value: Any) -> None:
         """Make `value` an output of the function."""
+        if _inferring_shapes.get() and current_trace() is not self.fresh.trace:
+            return
         refuse_other_trace(cell, self.fresh.trace)
         if cell.topology is not None:
             self.uses(cell.topology, f"variable {cell.name!r}")
@@ -410,7 +440,7 @@ def refuse_in_foreign_trace(cell: Cell) -> None:
     Raises:
         TracingError: Inside `jax.jit`, `jax.lax.scan` and the like, outside of `rx.function`.
     """
-    if is_staging():
+    if is_staging() and not _inferring_shapes.get():
         raise TracingError(
             f"Variable {cell.name!r} was read inside a function that JAX is tracing (jax.jit,"
             " jax.lax.scan, jax.checkpoint, ...), which would keep the current value forever. Read"
