@@ -698,3 +698,20 @@ def test_the_product_of_a_shape_is_computed_from_numbers():
     code = port("import tensorflow as tf\ndef f(shape):\n    return tf.reduce_prod(shape)\n").code
 
     assert "return tf.reduce_prod(shape)" in code
+
+
+def test_lists_in_place_of_arrays_are_arrays():
+    text = """
+import tensorflow as tf
+values = [tf.add([1, 2], [3, 4]), tf.stack([[1, 2], [3, 4]]), tf.concat([[1, 2], [3]], 0)]
+repeated = tf.function(lambda x: tf.repeat(x, repeats=[2, 1], axis=0))(tf.constant([5, 6]))
+"""
+    names = {}
+    exec(ported(text), names)
+
+    assert [np.asarray(value).tolist() for value in names["values"]] == [
+        [4, 6],
+        [[1, 2], [3, 4]],
+        [1, 2, 3],
+    ]
+    assert names["repeated"].tolist() == [5, 5, 6]

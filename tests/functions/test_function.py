@@ -1,6 +1,7 @@
 """rx.function: what is traced when, methods, nesting, errors, threads."""
 
 import gc
+import inspect
 import logging
 import threading
 import weakref
@@ -466,3 +467,13 @@ def test_objects_whose_class_has_no_text_as_module():
     odd = Odd()
 
     assert float(rx.function(lambda x: x * odd.scale)(jnp.ones(()))) == 2.0
+
+
+def test_a_compiled_method_has_the_signature_of_the_bound_one():
+    class Model:
+        @rx.function
+        def call(self, x, training=False):
+            return x if training else -x
+
+    assert str(inspect.signature(Model().call)) == "(x, training=False)"
+    assert Model().call.__name__ == "call"

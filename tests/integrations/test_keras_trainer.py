@@ -878,3 +878,12 @@ def test_an_error_of_a_layer_is_the_one_for_names_of_sizes():
 
     with pytest.raises(ValueError, match="refused _DimExpr"):
         Refusing()(keras.Input((4,)))
+
+
+def test_a_layer_may_compile_its_call():
+    class Doubling(layers.Layer):
+        @rx.function
+        def call(self, x):
+            return 2 * x
+
+    np.testing.assert_array_equal(Doubling()(X), 2 * X)

@@ -114,7 +114,9 @@ def add(x: Any, y: Any, name: str | None = None) -> jax.Array:
         >>> rx.add(1.0, rx.constant([1.0, 2.0]))
         Array([2., 3.], dtype=float32)
     """
-    return jnp.add(x, y)
+    return jnp.add(
+        *(jnp.asarray(each) if isinstance(each, list | tuple) else each for each in (x, y))
+    )
 
 
 def enable_eager_execution(*_: Any, **__: Any) -> None:

@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 import threading
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import (
@@ -418,7 +419,9 @@ class BoundFunction(Generic[_P, _R_co]):
     def __init__(self, unbound: Function[Any, _R_co], instance: Any) -> None:
         self._unbound = unbound
         self._instance = instance
-        functools.update_wrapper(self, unbound.python_function, updated=())
+        # Of the bound method: Keras reads the signature of `call`, which has no `self`.
+        method = types.MethodType(unbound.python_function, instance)
+        functools.update_wrapper(self, method, updated=())
 
     @property
     def python_function(self) -> Callable[_P, _R_co]:

@@ -568,6 +568,8 @@ class _Rewriter(cst.CSTTransformer):
                 m.Subscript(slice=[m.SubscriptElement(slice=m.Index())]),
             )
             return "" if is_number else "A shape is a tuple of numbers: write `x.shape`."
+        if not self._in_elements[-1] and _has_inner_list(node, path):
+            return "JAX rejects lists in place of arrays."
         is_of_shape = any(self._is_shape(argument.value) for argument in node.args)
         return "Its argument is a shape, which is a tuple of numbers." if is_of_shape else ""
 
@@ -715,6 +717,29 @@ class _Rewriter(cst.CSTTransformer):
             return cst.RemoveFromParent()
         text = import_line("rx", self.names) if is_outermost else "pass"
         return node.with_changes(body=[statement(text)])
+
+
+# Functions whose argument of this place and name may be, or contain, a list in place of an array.
+_OF_LISTS = {"concat": (0, "values"), "repeat": (1, "repeats"), "stack": (0, "values")}
+
+
+def _has_inner_list(call: cst.Call, path: str) -> bool:
+    """Whether a list stands where JAX takes an array: ``tf.stack([[1], [2]])``."""
+    place, name = _OF_LISTS.get(path, (0, ""))
+    if not name:
+        return False
+    found = [arg.value for arg in call.args if arg.keyword and arg.keyword.value == name]
+    found += [arg.value for arg in call.args[place : place + 1] if not arg.keyword]
+    lists = m.List() | m.Tuple()
+    if path == "repeat":
+        return any(m.matches(value, lists) for value in found)
+    parts = [
+        e.value
+        for value in found
+        if isinstance(value, cst.List | cst.Tuple)
+        for e in value.elements
+    ]
+    return any(m.matches(part, lists) for part in parts)
 
 
 def _renamed(args: Sequence[cst.Arg], path: str) -> Sequence[cst.Arg]:

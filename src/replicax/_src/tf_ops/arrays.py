@@ -258,6 +258,8 @@ def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) 
         >>> tf.repeat(jnp.arange(2), 2)
         Array([0, 0, 1, 1], dtype=int32)
     """
+    if isinstance(repeats, list | tuple):  # known in a trace, where their sum is a size
+        repeats = np.asarray(repeats)
     return library(input).repeat(as_tensor(input), repeats, axis)
 
 
