@@ -477,3 +477,26 @@ def test_a_compiled_method_has_the_signature_of_the_bound_one():
 
     assert str(inspect.signature(Model().call)) == "(x, training=False)"
     assert Model().call.__name__ == "call"
+
+
+def test_an_input_signature_covers_defaults():
+    class Model:
+        @rx.function(input_signature=[rx.TensorSpec([2]), rx.TensorSpec([], "int32")])
+        def call(self, x, times=3):
+            return x * times
+
+    @rx.function(input_signature=[rx.TensorSpec([2]), rx.TensorSpec([], "int32")])
+    def call(x, times=3, unused=None):
+        return x * times
+
+    for each in (call, Model().call):
+        assert each(jnp.ones(2)).tolist() == [3, 3]
+        assert each(jnp.ones(2), times=2).tolist() == [2, 2]
+        assert each(jnp.ones(2), 4).tolist() == [4, 4]
+
+
+def test_get_concrete_function_refuses_texts():
+    same = rx.function(lambda x: x)
+
+    with pytest.raises(TypeError, match="no compiled program for these arguments: texts"):
+        same.get_concrete_function(np.asarray(["a"]))

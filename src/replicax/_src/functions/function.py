@@ -289,15 +289,26 @@ class Function(Generic[_P, _R_co]):
         if not args and not kwargs and self._signature is not None:
             args = self._signature
         given, named = examples((args, kwargs), ambient_strategy())
-        arguments = flatten_arguments(given, named, orders_keywords=self._orders_keywords)
+        try:
+            arguments = flatten_arguments(given, named, orders_keywords=self._orders_keywords)
+        except PythonFallback:
+            raise TypeError(
+                f"{self._name} has no compiled program for these arguments: texts, and parts of"
+                " different shapes, are processed in Python. Call the function itself."
+            ) from None
         key = key_of(arguments)
         programs = self._programs.get(key) or [self._traced(arguments, 0)]
         return ConcreteFunction(self, programs[0], arguments)
 
     def _conformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         assert self._signature is not None
-        if kwargs:
-            args = inspect.signature(self._python).bind(*args, **kwargs).args
+        known = inspect.signature(self._python)
+        wanted = len(self._signature) + (next(iter(known.parameters), "") == "self")
+        if kwargs or len(args) < wanted:
+            bound = known.bind(*args, **kwargs)
+            given = len(bound.args)
+            bound.apply_defaults()  # of arguments that are left out, up to the last one with a spec
+            args = bound.args[: max(given, wanted)]
         return conform(self._signature, args, self._name)
 
     def _traced(self, arguments: Arguments, tried: int) -> Program:

@@ -61,7 +61,7 @@ _DTYPE_PRESERVING = frozenset(
     ]
 )
 # Arguments that TensorFlow converts to tensors; others are shapes, axes and lists of tensors.
-_TENSORS = frozenset(
+TENSORS = frozenset(
     (
         "a",
         "b",
@@ -351,7 +351,7 @@ def _fill_slot(
         if isinstance(argument.value, cst.List) and name == "axis":  # NumPy takes tuples only
             wrapped = cst.Tuple(argument.value.elements)
             argument = argument.with_changes(value=wrapped)
-        elif isinstance(argument.value, cst.List | cst.Tuple) and name in _TENSORS:
+        elif isinstance(argument.value, cst.List | cst.Tuple) and name in TENSORS:
             wrapped = defaults("jnp.asarray(x)").with_changes(args=[cst.Arg(argument.value)])
             argument = argument.with_changes(value=wrapped)  # JAX rejects lists in place of arrays
         if slot.keyword is None and argument.keyword is not None and name in _SAME_NAMES:

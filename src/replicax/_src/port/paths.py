@@ -362,6 +362,10 @@ _SAME_MEANING = frozenset(
 ) | {"where", "map_fn", "tpu.experimental", "saved_model.load", "saved_model.save"}
 
 
+# Names that Keras 3 only has to say that it has them no longer.
+_STUBS = "keras.optimizers.legacy."
+
+
 def candidates(path: str) -> Iterator[str]:
     """Yield the paths by which a name may be known, the most specific first.
 
@@ -376,7 +380,8 @@ def candidates(path: str) -> Iterator[str]:
         if current in seen:
             continue
         seen.add(current)
-        yield current
+        if not current.startswith(_STUBS):
+            yield current
         pending += _others(current)
 
 

@@ -27,6 +27,7 @@ from replicax._src.port.imports import normalized
 from replicax._src.port.methods import is_empty, rewritten_attribute, rewritten_call
 from replicax._src.port.parts import (
     IMPORTS,
+    TENSORS,
     Facts,
     bound,
     code_of,
@@ -518,29 +519,24 @@ class _Rewriter(cst.CSTTransformer):
         return new
 
     def _as_numpy(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
-        """Rewrite ``x.numpy()`` as ``np.asarray(x)``."""
+        """Rewrite ``x.numpy()`` as ``np.array(x)``, which may be written to, as TensorFlow's."""
         if not m.matches(node, m.Call(m.Attribute(attr=m.Name("numpy")), args=[])):
             return updated
         if "numpy" in self._facts.functions:
-            words = "A class here has such a method. For an array write `np.asarray(x)`."
+            words = "A class here has such a method. For an array write `np.array(x)`."
             self._mark(node, ".numpy()", words, is_left=True)
             return updated
-        self._count("x.numpy()", "np.asarray(x)")
+        self._count("x.numpy()", "np.array(x)")
         self.needs.add("np")
         receiver = updated.func.value  # type: ignore[attr-defined]
         if not isinstance(receiver, cst.Tuple):
             receiver = receiver.with_changes(lpar=[], rpar=[])
-        return cst.parse_expression("np.asarray(x)").with_changes(args=[cst.Arg(receiver)])
+        return cst.parse_expression("np.array(x)").with_changes(args=[cst.Arg(receiver)])
 
     def _by_row(self, node: cst.Call, updated: cst.Call, path: str, row: Row) -> Any:
         """Rewrite a call by a row of the table, or mark it."""
         if node in self._loops and not any(a.keyword or a.star for a in node.args):
-            is_known = all(isinstance(a.value, cst.Integer) for a in node.args)
-            if not is_known and not self._loops[node]:
-                self._mark(node, "range", _LOOP, is_left=False)
-            self._use(node, path, "rewritten")
-            self._count("for i in tf.range(n)", "for i in range(n)")
-            return updated.with_changes(func=cst.Name("range"))
+            return self._as_python_range(node, updated, path)
         if node in self._symbolic and not self._in_elements[-1]:
             function = self._rules.function(path)
             if function is not None:
@@ -557,7 +553,34 @@ class _Rewriter(cst.CSTTransformer):
         self._count(f"tf.{path}", code_of(new).partition("(")[0])
         if not isinstance(new, cst.Call):
             return new
+        arguments = {name: self._as_array(name, a) for name, a in arguments.items()}
         return fill_call(new, arguments, row, updated, self._expression)
+
+    def _as_python_range(self, node: cst.Call, updated: cst.Call, path: str) -> cst.Call:
+        """Rewrite ``tf.range(n)`` as the iterable of a Python loop."""
+        is_known = all(isinstance(a.value, cst.Integer) for a in node.args)
+        if not is_known and not self._loops[node]:
+            self._mark(node, "range", _LOOP, is_left=False)
+        self._use(node, path, "rewritten")
+        self._count("for i in tf.range(n)", "for i in range(n)")
+        return updated.with_changes(func=cst.Name("range"))
+
+    def _as_array(self, parameter: str, argument: Any) -> Any:
+        """Return an argument as an array if it may be a list, which JAX rejects."""
+        value = getattr(argument, "value", None)
+        if self._in_elements[-1] or parameter not in TENSORS:
+            return argument
+        if parameter == "repeats" and isinstance(value, cst.List | cst.Tuple):
+            array = self._expression("np.asarray(x)")  # known in a trace: their sum is a size
+        elif isinstance(value, cst.Name) and self._may_be_list(value.value):
+            array = self._expression("jnp.asarray(x)")
+        else:
+            return argument
+        return argument.with_changes(value=array.with_changes(args=[cst.Arg(value)]))
+
+    def _may_be_list(self, name: str) -> bool:
+        lists = cst.List | cst.ListComp
+        return any(isinstance(value, lists) for value in self._facts.values.get(name, ()))
 
     def _refused(self, node: cst.Call, path: str) -> str:
         """Return why JAX's function cannot replace this call; "" if it can."""
@@ -719,27 +742,15 @@ class _Rewriter(cst.CSTTransformer):
         return node.with_changes(body=[statement(text)])
 
 
-# Functions whose argument of this place and name may be, or contain, a list in place of an array.
-_OF_LISTS = {"concat": (0, "values"), "repeat": (1, "repeats"), "stack": (0, "values")}
-
-
 def _has_inner_list(call: cst.Call, path: str) -> bool:
     """Whether a list stands where JAX takes an array: ``tf.stack([[1], [2]])``."""
-    place, name = _OF_LISTS.get(path, (0, ""))
-    if not name:
+    if path not in ("concat", "stack"):
         return False
-    found = [arg.value for arg in call.args if arg.keyword and arg.keyword.value == name]
-    found += [arg.value for arg in call.args[place : place + 1] if not arg.keyword]
-    lists = m.List() | m.Tuple()
-    if path == "repeat":
-        return any(m.matches(value, lists) for value in found)
-    parts = [
-        e.value
-        for value in found
-        if isinstance(value, cst.List | cst.Tuple)
-        for e in value.elements
-    ]
-    return any(m.matches(part, lists) for part in parts)
+    values = [arg.value for arg in call.args[:1] if not arg.keyword]
+    values += [arg.value for arg in call.args if arg.keyword and arg.keyword.value == "values"]
+    lists = [value for value in values if isinstance(value, cst.List | cst.Tuple)]
+    parts = [element.value for value in lists for element in value.elements]
+    return any(isinstance(part, cst.List | cst.Tuple) for part in parts)
 
 
 def _renamed(args: Sequence[cst.Arg], path: str) -> Sequence[cst.Arg]:
