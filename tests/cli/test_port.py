@@ -743,3 +743,21 @@ def test_older_names_of_optimizers_that_keras_3_refuses_are_its_own():
     assert body("o = tf.keras.optimizers.legacy.Adam(lr=0.1)\n").endswith(
         "o = rx.keras.optimizers.Adam(learning_rate=0.1)"
     )
+
+
+def test_constants_of_texts_are_bytes_on_the_host():
+    text = """
+import tensorflow as tf
+one = tf.constant("a b")
+words = tf.strings.split(one)
+several = tf.constant([["x", "yz"]])
+decoded = one.numpy().decode()
+lengths = tf.strings.length(several)
+"""
+    names = {}
+    exec(ported(text), names)
+
+    assert [bytes(word) for word in names["words"]] == [b"a", b"b"]
+    assert names["several"].tolist() == [[b"x", b"yz"]]
+    assert names["decoded"] == "a b"
+    assert names["lengths"].tolist() == [[1, 2]]

@@ -186,6 +186,13 @@ def test_a_tensor_array_is_written_in_a_compiled_loop():
     assert squares(jnp.int32(3)).tolist() == [0.0, 1.0, 4.0, 0.0]
 
 
+def test_roll_takes_shifts_that_are_computed():
+    rolled = jax.jit(lambda x, a, b: tf.roll(x, shift=[a, b], axis=[0, 1]))
+    x = jnp.arange(6).reshape(2, 3)
+
+    assert rolled(x, 1, 2).tolist() == np.roll(np.asarray(x), (1, 2), (0, 1)).tolist()
+
+
 def test_a_custom_gradient_is_used():
     @tf.custom_gradient
     def clipped(x):

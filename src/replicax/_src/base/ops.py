@@ -89,12 +89,29 @@ def constant(
 ) -> jax.Array:
     """Return an array of ``value``, broadcast to ``shape`` if one is given.
 
+    Texts become a NumPy array of bytes, which stays on the host.
+
     Example:
         >>> rx.constant([1.0, 2.0])
         Array([1., 2.], dtype=float32)
+        >>> rx.constant(["a", "b"])
+        array([b'a', b'b'], dtype=object)
     """
+    if _is_of_texts(value):
+        texts = np.array(value, object)
+        encoded = [x.encode() if isinstance(x, str) else x for x in texts.reshape(-1)]
+        texts.reshape(-1)[:] = encoded
+        return texts if shape is None else np.broadcast_to(texts, shape)  # type: ignore[return-value]
     array = jnp.asarray(value, dtype=canonical_dtype(dtype))
     return array if shape is None else jnp.broadcast_to(array, shape)
+
+
+def _is_of_texts(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "SU"
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, str | bytes)
 
 
 def identity(input: Any, name: str | None = None) -> jax.Array:

@@ -425,7 +425,8 @@ class _WithWrites:
     @classmethod
     def tree_unflatten(cls, overlay: Overlay, parts: Any) -> "_WithWrites":
         """Return the same with other arrays."""
-        return cls(*parts, overlay)
+        aux, values = parts
+        return cls(aux, values, overlay)
 
 
 def _carry_writes(original: Any) -> Any:

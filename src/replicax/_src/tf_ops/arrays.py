@@ -303,7 +303,8 @@ def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
         >>> tf.roll(jnp.arange(4), 1, 0)
         Array([3, 0, 1, 2], dtype=int32)
     """
-    move = ints(shift) if np.ndim(shift) else shift
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(shift))
+    move = jnp.asarray(shift) if is_traced else ints(shift) if np.ndim(shift) else shift
     return library(input).roll(as_tensor(input), move, axes(axis))
 
 
