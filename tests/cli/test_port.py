@@ -723,13 +723,15 @@ import tensorflow as tf
 found = []
 for i in range(3):
     found.append(tf.constant([1.0 * i, 2.0]))
-parts = [each + 1 for each in found]
+parts, rest = [each + 1 for each in found], []
 means = [tf.reduce_mean(found, axis=0), tf.reduce_max(parts)]
+size = tf.reduce_prod(found[0].shape)
 """
     names = {}
     exec(ported(text), names)
 
     assert [np.asarray(mean).tolist() for mean in names["means"]] == [[1, 2], 3]
+    assert int(names["size"]) == 2
 
 
 def test_arrays_of_numpy_methods_may_be_written_to():

@@ -176,8 +176,15 @@ class Facts(cst.CSTVisitor):
     def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802
         """Collect assigned values."""
         for target in node.targets:
-            if isinstance(target.target, cst.Name):
-                self.values.setdefault(target.target.value, []).append(node.value)
+            self._add_values(target.target, node.value)
+
+    def _add_values(self, target: cst.CSTNode, value: cst.BaseExpression) -> None:
+        match target, value:
+            case cst.Name(), _:
+                self.values.setdefault(target.value, []).append(value)
+            case cst.Tuple(elements=names), cst.Tuple(elements=values):
+                for name, each in zip(names, values, strict=False):
+                    self._add_values(name.value, each.value)
 
     def visit_AugAssign(self, node: cst.AugAssign) -> None:  # noqa: N802
         """Mark a name that is changed in place as unknown."""

@@ -87,6 +87,9 @@ _LOOP = (
 )
 
 
+_SHAPE = m.Arg(m.Attribute(attr=m.Name("shape")))
+
+
 class PortError(ReplicaxError, ValueError):
     """A file that is not a Python 3 program."""
 
@@ -594,6 +597,8 @@ class _Rewriter(cst.CSTTransformer):
         if not self._in_elements[-1] and _has_inner_list(node, path):
             return "JAX rejects lists in place of arrays."
         is_of_shape = any(self._is_shape(argument.value) for argument in node.args)
+        if path.rpartition(".")[2].startswith("reduce_"):
+            is_of_shape |= m.matches(node, m.Call(args=[_SHAPE, m.ZeroOrMore()]))
         return "Its argument is a shape, which is a tuple of numbers." if is_of_shape else ""
 
     def _is_shape(self, node: cst.CSTNode, known: dict[str, bool] | None = None) -> bool:
