@@ -887,3 +887,29 @@ def test_a_layer_may_compile_its_call():
             return 2 * x
 
     np.testing.assert_array_equal(Doubling()(X), 2 * X)
+
+
+class Older(keras.Model):
+    """A step that is written for Keras 2."""
+
+    def train_step(self, data):
+        x, y = data
+        with rx.GradientTape() as tape:
+            predictions = self(x, training=True)
+            loss = self.compiled_loss(y, predictions, regularization_losses=self.losses)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.compiled_metrics.update_state(y, predictions)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_steps_of_keras_2_use_the_compiled_loss_and_metrics():
+    inner, stock = net(), compiled_net()
+    model = Older(inner.inputs, inner.outputs)
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    model.compile(optimizer, "binary_crossentropy", metrics=["mse"])
+
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    stock.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    for a, b in zip(weights(model), weights(stock), strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)

@@ -414,6 +414,9 @@ def attach() -> Integration:
     variable.trainable = _record_trainable(variable.trainable)
     model.__new__ = functools.wraps(model.__new__)(remembering(model.__new__))
     model.export = _export_current_values(model.export)
+    for name, value in keras_trainer.OLDER_ATTRIBUTES.items():
+        if not hasattr(model, name):
+            setattr(model, name, value)
     if not hasattr(metric, "reset_states"):  # Keras 2's name
         metric.reset_states = lambda self: self.reset_state()
     return Integration(

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from keras import Model, tree
+from keras import Model, metrics, tree
 
 from replicax._src.base.errors import ScopeError, TracingError, warn_user
 from replicax._src.context.current import current, entered, get_strategy, is_default
@@ -479,6 +479,32 @@ def _run_on_chief(original: Any) -> Any:
                 original(self, *args, **kwargs)
 
     return method
+
+
+# Attributes of Keras 2's models that Keras 3 has with TensorFlow alone.
+
+
+class _CompiledMetrics:
+    """What `self.compiled_metrics` is in a step that is written for Keras 2."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Update the metrics of the model; means are those of the predictions, as in Keras."""
+        for metric in self._model.metrics:
+            given = (y_pred,) if isinstance(metric, metrics.Mean) else (y, y_pred)
+            metric.update_state(*given, sample_weight=sample_weight)
+
+
+def compiled_loss(
+    self: Any, y: Any, y_pred: Any, sample_weight: Any = None, regularization_losses: Any = None
+) -> Any:
+    """Return the loss of `compile`; that of the layers is added to it."""
+    return self.compute_loss(x=None, y=y, y_pred=y_pred, sample_weight=sample_weight)
+
+
+OLDER_ATTRIBUTES = {"compiled_loss": compiled_loss, "compiled_metrics": property(_CompiledMetrics)}
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
