@@ -55,10 +55,20 @@ def _doctest_names(request: pytest.FixtureRequest, doctest_namespace: dict[str, 
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
+def _clean_environment() -> Iterator[None]:
+    """Remove the variables of clusters, and undo what the test changes.
+
+    Many examples set variables of launchers. A fixture of a module runs before this one, so it
+    would see those of the test before.
+    """
+    before = dict(os.environ)
+    for name in before:
         if name.startswith(_CLUSTER_VARIABLES):
-            monkeypatch.delenv(name)
+            del os.environ[name]
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

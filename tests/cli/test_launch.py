@@ -156,7 +156,8 @@ def test_workers_get_ranks_and_their_gpus(tmp_path, monkeypatch, gpus, visible, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setenv("RANK", "7")  # of a launcher that started this one
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)  # of a launcher that started this one
 
     done = launch("--workers", "2", *gpus, str(program))
 
