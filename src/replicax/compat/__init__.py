@@ -12,7 +12,7 @@ from replicax.compat import v1
 
 if TYPE_CHECKING:
     from replicax._src.tf_ops.objects import dimension_at_index, dimension_value
-    from replicax._src.tf_ops.texts import as_bytes, as_str, as_str_any, as_text, path_to_str
+    from replicax._src.tf_ops.strings import as_bytes, as_str, as_str_any, as_text, path_to_str
     from replicax.compat import preprocessing, tf, tfds
 
 __all__ = [
@@ -37,7 +37,8 @@ _HOMES = {
     "tfds": "replicax.compat.tfds",
     **dict.fromkeys(("dimension_at_index", "dimension_value"), "replicax._src.tf_ops.objects"),
     **dict.fromkeys(
-        ("as_bytes", "as_str", "as_str_any", "as_text", "path_to_str"), "replicax._src.tf_ops.texts"
+        ("as_bytes", "as_str", "as_str_any", "as_text", "path_to_str"),
+        "replicax._src.tf_ops.strings",
     ),
 }
 

@@ -79,7 +79,6 @@ from replicax._src.tf_ops.arrays import (
     zeros,
     zeros_like,
 )
-from replicax._src.tf_ops.checks import Assert
 from replicax._src.tf_ops.control import (
     case,
     cond,
@@ -104,8 +103,9 @@ from replicax._src.tf_ops.control import (
     vectorized_map,
     while_loop,
 )
-from replicax._src.tf_ops.linear import einsum, matmul, norm, tensordot
-from replicax._src.tf_ops.mathematics import (
+from replicax._src.tf_ops.debugging import Assert
+from replicax._src.tf_ops.linalg import einsum, matmul, norm, tensordot
+from replicax._src.tf_ops.math import (
     abs,
     acos,
     acosh,
@@ -167,8 +167,8 @@ from replicax._src.tf_ops.mathematics import (
     truncatemod,
 )
 from replicax._src.tf_ops.objects import DType, Module, TensorArray, TensorShape, as_dtype
-from replicax._src.tf_ops.older import get_logger
 from replicax._src.tf_ops.symbolic import accept_symbolic
+from replicax._src.tf_ops.v1 import get_logger
 from replicax.compat.tf import bitwise, debugging, image, linalg, lookup, math, nn, signal, strings
 
 __version__ = "2.21.0"  # of the TensorFlow with which the results are compared

@@ -13,7 +13,7 @@ from replicax._src.strategy.v1 import ConfigProto, TensorInfo
 from replicax.compat.v1 import distribute
 
 if TYPE_CHECKING:
-    from replicax._src.tf_ops.older import (
+    from replicax._src.tf_ops.v1 import (
         enable_control_flow_v2,
         enable_resource_variables,
         enable_tensor_equality,
@@ -69,7 +69,7 @@ _HOMES = {
             "to_int32",
             "to_int64",
         ),
-        "replicax._src.tf_ops.older",
+        "replicax._src.tf_ops.v1",
     ),
 }
 

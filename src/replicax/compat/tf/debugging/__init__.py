@@ -7,7 +7,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
-from replicax._src.tf_ops.checks import (
+from replicax._src.tf_ops.debugging import (
     Assert,
     assert_all_finite,
     assert_equal,

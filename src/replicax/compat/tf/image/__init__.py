@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
 from replicax._src.data.records.images import decode_image, decode_jpeg, decode_png
-from replicax._src.tf_ops.images import (
+from replicax._src.tf_ops.image import (
     ResizeMethod,
     adjust_brightness,
     adjust_contrast,

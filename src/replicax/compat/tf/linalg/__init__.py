@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
 from replicax._src.tf_ops.arrays import eye
-from replicax._src.tf_ops.linear import (
+from replicax._src.tf_ops.linalg import (
     adjoint,
     band_part,
     cholesky,
@@ -44,7 +44,7 @@ from replicax._src.tf_ops.linear import (
     trace,
     triangular_solve,
 )
-from replicax._src.tf_ops.mathematics import global_norm, l2_normalize
+from replicax._src.tf_ops.math import global_norm, l2_normalize
 from replicax._src.tf_ops.symbolic import accept_symbolic
 
 __all__ = [

@@ -8,7 +8,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
-from replicax._src.tf_ops.tables import (
+from replicax._src.tf_ops.lookup import (
     KeyValueTensorInitializer,
     StaticHashTable,
     StaticVocabularyTable,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
 from replicax._src.base.ops import add
-from replicax._src.tf_ops.mathematics import (
+from replicax._src.tf_ops.math import (
     abs,
     accumulate_n,
     acos,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
 from replicax._src.nn.loss import compute_average_loss, scale_regularization_loss
-from replicax._src.tf_ops.mathematics import (
+from replicax._src.tf_ops.math import (
     in_top_k,
     l2_normalize,
     log_softmax,
@@ -21,7 +21,7 @@ from replicax._src.tf_ops.mathematics import (
     top_k,
     zero_fraction,
 )
-from replicax._src.tf_ops.neural import (
+from replicax._src.tf_ops.nn import (
     atrous_conv2d,
     avg_pool,
     avg_pool1d,

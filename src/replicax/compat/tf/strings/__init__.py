@@ -8,7 +8,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
-from replicax._src.tf_ops.texts import (
+from replicax._src.tf_ops.strings import (
     as_bytes,
     as_str,
     as_str_any,

@@ -4,7 +4,7 @@ Example:
     >>> rx.compat.v1.logging.info("step %d", 3)
 """
 
-from replicax._src.tf_ops.older import (
+from replicax._src.tf_ops.v1 import (
     DEBUG,
     ERROR,
     FATAL,

@@ -8,7 +8,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
-from replicax._src.tf_ops.older_losses import (
+from replicax._src.tf_ops.v1_losses import (
     Reduction,
     absolute_difference,
     compute_weighted_loss,

@@ -10,7 +10,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
-from replicax._src.tf_ops.older_optimizers import (
+from replicax._src.tf_ops.v1_optimizers import (
     AdagradOptimizer,
     AdamOptimizer,
     FtrlOptimizer,

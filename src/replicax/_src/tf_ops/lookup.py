@@ -6,7 +6,7 @@ import numpy as np
 
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.data.records.file_io import read_file
-from replicax._src.tf_ops.texts import to_bytes
+from replicax._src.tf_ops.strings import to_bytes
 
 
 class TextFileIndex:

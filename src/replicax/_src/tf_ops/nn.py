@@ -11,7 +11,7 @@ from replicax._src.random.random import uniform
 from replicax._src.random.stateless import stateless_uniform
 from replicax._src.tf_ops.arrays import gather
 from replicax._src.tf_ops.core import as_tensor, ints, library
-from replicax._src.tf_ops.mathematics import rsqrt
+from replicax._src.tf_ops.math import rsqrt
 
 
 def relu(features: Any, name: str | None = None) -> Any:
