@@ -17,6 +17,7 @@ from replicax._src.base.rendering import Sheet
 from replicax._src.base.tf_errors import EndOfSequenceError, InvalidArgumentError
 from replicax._src.base.threads import deferred_signals
 from replicax._src.base.types import TensorSpec
+from replicax._src.base.weak import OrderedWeakSet
 from replicax._src.context.current import current
 from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax._src.data.optional import (
@@ -474,8 +475,8 @@ class DistributedIterator(Ahead, Generic[T_co]):
         return Prefetch(lambda: map(put, steps), pipeline.depth, stop)
 
 
-_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-_iterators: weakref.WeakSet[DistributedIterator[Any]] = weakref.WeakSet()
+_pipelines: OrderedWeakSet[Pipeline] = OrderedWeakSet()
+_iterators: OrderedWeakSet[DistributedIterator[Any]] = OrderedWeakSet()
 
 
 def _check_resize() -> None:

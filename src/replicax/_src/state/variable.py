@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
@@ -18,6 +17,7 @@ from replicax._src.base.lazy import LeavesOut
 from replicax._src.base.ops import Assignable, stands_for
 from replicax._src.base.rendering import format_components
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
+from replicax._src.base.weak import OrderedWeakSet
 from replicax._src.collectives.consistency import identify
 from replicax._src.compat.jax import accept_as_array, concrete
 from replicax._src.context.current import ambient_strategy, current
@@ -49,7 +49,7 @@ from replicax._src.values.replica_functions import broadcast_from_first
 from replicax._src.values.sharded import is_sharded_over_replicas
 from replicax._src.workers import elastic
 
-live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
+live_variables: OrderedWeakSet[Any] = OrderedWeakSet()
 
 
 _OF_GRAPHS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, overload
 
@@ -15,6 +14,7 @@ from replicax._src.base.errors import PlacementError, ScopeError, requires
 from replicax._src.base.forks import is_forked, refuse_fork
 from replicax._src.base.tracebacks import shorten
 from replicax._src.base.types import AnyReduceOp, ReduceOp, VariablePolicy
+from replicax._src.base.weak import OrderedWeakSet
 from replicax._src.collectives.cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax._src.collectives.options import RunOptions, plain_reduction
 from replicax._src.context.current import Scope, ScopeMethod, require_cross_replica, strategy_scope
@@ -74,7 +74,7 @@ def default_ops(topology: Topology | None, *, sharded: bool) -> NcclAllReduce:
     return NcclAllReduce.for_variables(sharded=sharded)
 
 
-live_strategies: weakref.WeakSet[StrategyBase] = weakref.WeakSet()
+live_strategies: OrderedWeakSet[StrategyBase] = OrderedWeakSet()
 
 
 class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, DescriptionMethods):

@@ -162,7 +162,13 @@ class _Moved:
             return
         _, layout, parts = cells[0]  # the others have the same parts
         group = required()
-        there = group.agree("the parts of sharded variables", sorted(parts))
+        order = [[cell.name, str(old)] for cell, old, _ in cells]
+        answers = group.agree("the parts of sharded variables", [sorted(parts), order])
+        if any(theirs != order for _, theirs in answers):
+            raise elastic.CannotResizeError(
+                "The workers have other sharded variables, or in another order."
+            )
+        there = [numbers for numbers, _ in answers]
         givers = {i: rank for rank, some in reversed(list(enumerate(there))) for i in some}
         if len(givers) < layout.count:
             raise elastic.CannotResizeError(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from replicax._src.base.tf_errors import DataLossError, FailedPreconditionError, NotFoundError
+from replicax._src.base.weak import OrderedWeakSet
 from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.files.paths import absolute, is_url, user_path
 from replicax._src.train import local_store, object_store, store
@@ -330,7 +331,7 @@ class CheckpointManager:
                 store.remove(path)
 
 
-_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
+_managers: OrderedWeakSet[CheckpointManager] = OrderedWeakSet()
 
 
 def _claim_again() -> None:

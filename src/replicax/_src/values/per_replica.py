@@ -9,11 +9,10 @@ Such a value has one of four forms:
 """
 
 import operator
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 from replicax._src.base.errors import PerReplicaError
 from replicax._src.base.ops import StandIn, T_co, stands_for
 from replicax._src.base.rendering import format_components
+from replicax._src.base.weak import OrderedWeakSet
 from replicax._src.compat.jax import accept_as_array, at_rest, dispatch_as_array, traced
 from replicax._src.topology.mesh import MESH_AXIS, Across, Topology
 from replicax._src.values.placement import (
@@ -172,7 +172,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
         self.stored = Pieces(tuple(values))
         self.captured = None
         if elastic.is_on():
-            _note_live(self)
+            _live.add(self)
 
     @property
     def form(self) -> Form:
@@ -193,7 +193,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
         self = object.__new__(cls)
         self.stored, self.captured = form, None
         if elastic.is_on():
-            _note_live(self)
+            _live.add(self)
         return self
 
     @property
@@ -246,21 +246,12 @@ class Distributed(StandIn, DistributedValues[T_co]):
             return getattr(self.component, name)
 
 
-# By id, because distributed values compare like arrays; only in elastic runs.
-_live: dict[int, weakref.ref[Distributed]] = {}
-
-
-def _note_live(value: Distributed) -> None:
-    number = id(value)
-    # Bound now, as the names of modules are gone when the interpreter exits. The callback's
-    # argument, the reference, is the default of `pop`.
-    _live[number] = weakref.ref(value, partial(_live.pop, number))
+_live: OrderedWeakSet[Distributed] = OrderedWeakSet()  # only in elastic runs
 
 
 def live_values() -> list[Distributed]:
     """Return all distributed values of an elastic run that are in use, without those in traces."""
-    found = [ref() for ref in list(_live.values())]
-    return [v for v in found if v is not None and not belongs_to_trace(v.stored)]
+    return [v for v in _live if not belongs_to_trace(v.stored)]
 
 
 def belongs_to_trace(form: Form) -> bool:
