@@ -305,7 +305,13 @@ class Function(Generic[_P, _R_co]):
         known = inspect.signature(self._python)
         wanted = len(self._signature) + (next(iter(known.parameters), "") == "self")
         if kwargs or len(args) < wanted:
-            bound = known.bind(*args, **kwargs)
+            try:
+                bound = known.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(
+                    f"{self._name} was declared with an input_signature of {len(self._signature)}"
+                    f" arguments and called with {len(args) + len(kwargs)}: {error}."
+                ) from None
             given = len(bound.args)
             bound.apply_defaults()  # of arguments that are left out, up to the last one with a spec
             args = bound.args[: max(given, wanted)]
