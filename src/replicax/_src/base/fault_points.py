@@ -74,7 +74,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
 
 
 def fault_point(name: str) -> None:
-    """Trigger a fault that is armed for the point ``name`` and for how often it was passed."""
+    """Trigger the fault, if any, that is armed for this pass through the point ``name``."""
     if _waiting:
         _pass(name)
 

@@ -41,7 +41,7 @@ ABORTED, OUT_OF_RANGE, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS, UNAUTHEN
 class OpError(ReplicaxError):
     """An error of an operation.
 
-    It may be made as in TensorFlow, with ``node_def``, ``op`` and ``message``, or of a message.
+    Construct it as in TensorFlow, from ``node_def``, ``op`` and ``message``, or from a message.
 
     Attributes:
         error_code: The code of this class of errors.
@@ -257,7 +257,7 @@ class StructureError(OpError, TypeError, ValueError):
 
 
 class AbortedError(OpError):
-    """An operation was given up, as when a worker restarts.
+    """An operation was aborted, for example because a worker restarted.
 
     Example:
         >>> rx.errors.AbortedError("reason").error_code == rx.errors.ABORTED

@@ -265,7 +265,7 @@ class Worker:
         return self.before.in_the_run() if came_too_late and self.before else self
 
     def story(self) -> str:
-        """Return a one-line description of its end."""
+        """Return one line that names the worker and tells how it ended."""
         code = self.process.returncode
         how = self.kill_reason or (
             f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
@@ -464,9 +464,9 @@ class Gang:
                 self._kill_one(worker, "was stopped, and killed by the launcher")
 
     def _end_given_up(self, now: float) -> None:
-        """Kill workers of an elastic run that have been stopped for too long for the others.
+        """Kill workers that were stopped (SIGSTOP) until an elastic run went on without them.
 
-        Those go on without it, and it would never end, so that it could not be started again.
+        A stopped process never exits, and only a worker that has exited is started again.
         """
         if now - self._looked < _LOOK_EVERY:
             return

@@ -156,7 +156,7 @@ def _write_in_place(arrays: list[jax.Array]) -> jax.Array:
 def _places(
     flat: Sequence[jax.Array], sizes: Sequence[Sequence[int]]
 ) -> list[Sequence[int | jax.Array]]:
-    """Return where in its pack each array begins, for arrays of these sizes in packs `flat`."""
+    """Return the offset of each array in its pack, for arrays of these sizes in packs `flat`."""
     starts: list[Sequence[int | jax.Array]] = [
         [0, *itertools.accumulate(pack[:-1])] for pack in sizes
     ]

@@ -421,7 +421,7 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 def disconnect_distributed() -> None:
     """Disconnect from the service of `connect_distributed`; JAX's devices remain usable.
 
-    A thread that waits there for what another process has to tell gets an error.
+    A thread that waits at the service for another process gets an error.
     """
     state: Any = getattr(_distributed, "global_state", None)
     client: Any = getattr(state, "client", None)

@@ -42,7 +42,7 @@ class Known:
         self._traced = None if value is None else TraceOutcome(Verdict.PROVED, value)
 
     def elsewhere(self) -> "Known":
-        """Return the property of the node with another input: not known unless declared."""
+        """Return the property of a copy of the node with other inputs: unknown unless declared."""
         return self if self._is_declared else Known()
 
     def get(self, learn: Callable[[], Any]) -> Any:

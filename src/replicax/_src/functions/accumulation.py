@@ -220,7 +220,7 @@ class _BatchParts:
         return self._finished(weighted)
 
     def _share_weights(self, weights: list[Any]) -> None:
-        """Store the weight of this replica's rows, and its share of that of all replicas."""
+        """Store the weight of this replica's rows, and its fraction of all replicas' weight."""
         (self._own_weight,) = (total,) = weights
         replica = get_replica_context()
         if replica is not None:

@@ -65,7 +65,7 @@ class Operation:
 def of_places(
     call: Callable[..., list[Any]], args: Sequence[Any], places: Sequence[int]
 ) -> Callable[..., list[Any]]:
-    """Return ``call`` as a function of the arguments in ``places``, the others as given."""
+    """Return ``call`` as a function of the arguments at ``places``, with the others bound."""
 
     def called(*xs: Any) -> list[Any]:
         every = list(args)

@@ -291,7 +291,7 @@ _LOOKS: list[tuple[Any, str]] = [
 
 
 def first_difference(old: ReachableObjects, new: ReachableObjects) -> str:
-    """Return a description of the first difference between two reaches."""
+    """Return a description of the first difference between two sets of reachable objects."""
     for (_, a), (label, b) in zip(old.facts, new.facts, strict=False):
         if a != b:
             return f"`{label}` changed from {python_words(a)} to {python_words(b)}"
@@ -390,7 +390,7 @@ def _is_standard_value(kind: Any) -> bool:
 
 
 def _can_change(x: Any) -> bool:
-    """Whether the key of an object that has no inside may change while it is the same object."""
+    """Whether the key of an object without references may change during its lifetime."""
     if isinstance(x, BuiltinMethodType | MethodWrapperType):
         return not isinstance(x.__self__, ModuleType | None)
     is_view = isinstance(x, MappingProxyType | memoryview | ValuesView)

@@ -288,7 +288,7 @@ def numpy_dataset(numpy_input: Any) -> Dataset:
 
 
 def _warn_if_array_looks_like_batch(dataset: Any, share: Share) -> None:
-    """Warn once that each row is one batch, if an array has a first axis that replicas divide."""
+    """Warn once that rows are not batched, if an array looks like a batch for all replicas."""
     global _has_warned
     if _has_warned or share.total == 1 or not isinstance(dataset, np.ndarray | Mapping | tuple):
         return

@@ -88,13 +88,13 @@ class Pipeline:
             _pipelines.add(self)
 
     def next_per_step(self, *, is_used: bool) -> int:
-        """Return how many elements the next step takes after a resize, if not `per_step`; else 0.
+        """Return how many elements the next step takes if it was begun before a resize; else 0.
 
-        If some workers have begun a step before the resize that others have not, its batch has the
-        size of then for all of them.
+        If some workers had begun a step before the resize and others had not, all of them run it
+        with the batch size from before the resize, and not with `per_step` elements.
 
         Args:
-            is_used: Whether the program has taken the batch of its present step.
+            is_used: Whether the program has taken the batch of its current step.
         """
         group = _group.current()
         if not self.is_scaled or group is None or not group.are_apart:

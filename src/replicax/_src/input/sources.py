@@ -451,7 +451,7 @@ class StepAgreement:
             size = min(2 * size, _MAX_STEPS)
 
     def _exchange_form(self, empty: Any, feed: int, stop: Any) -> Any:
-        """Return `empty`, or an empty part in the form that another worker sends if it is None."""
+        """Return `empty`; if it is None, an empty part in the form that another worker sends."""
         form = None
         if empty is not None:
             structure, leaves = flatten(empty)

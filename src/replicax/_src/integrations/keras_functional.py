@@ -46,7 +46,7 @@ class SymbolicSize:
         return SymbolicSize([name, *parts])
 
     def __neg__(self) -> "SymbolicSize":
-        """Return a size times -1."""
+        """Return the negated size."""
         return self._with("neg", self)
 
     def __add__(self, other: Any) -> "SymbolicSize":

@@ -224,9 +224,9 @@ _GROUPS = {
 
 
 def _keeps_state(model: Any) -> bool:
-    """Whether the steps of a model read and write its variables, in place of states passed.
+    """Whether the steps of a model use its variables, instead of passing state in and out.
 
-    Those of models made in a scope do, and those with TensorFlow's signature, whatever the model.
+    This holds for models created in a scope, and for all steps with TensorFlow's signature.
     """
     steps = ("train_step", "test_step", "predict_step")
     return home_of(model) is not None or any(
@@ -252,7 +252,7 @@ def _as_arrays(data: Any, topology: Any) -> Any:
 
 
 def _with_variables(model: Any, kind: str, made: Any) -> Any:
-    """Return a function that Keras made for a model outside of scopes, for layers with variables.
+    """Adapt the step function of a model outside of scopes to layers with variables of replicax.
 
     Layers that draw random numbers with `rx.random`, or have an `rx.Variable`, cannot be traced by
     `jax.jit`. If that is found when the first step is traced, `rx.function` compiles the steps.
@@ -402,7 +402,7 @@ def _stateless_step(model: Any, kind: str, step: Callable[..., Any], data: Any) 
 
 @jax.tree_util.register_pytree_node_class
 class _WithWrites:
-    """What a loss gives besides its value, and what it wrote to variables.
+    """The auxiliary output of a loss function, and its writes to variables.
 
     Keras differentiates the loss with JAX, which does not carry writes; they take effect when
     Keras unpacks this, in the trace around the loss.
@@ -413,18 +413,18 @@ class _WithWrites:
         self._overlay = overlay
 
     def __iter__(self) -> Iterator[Any]:
-        """Write, and return the parts that Keras knows."""
+        """Apply the writes, and iterate over the auxiliary output that Keras unpacks."""
         aux, values = self._parts
         keep_writes(self._overlay, values)
         return iter(aux)
 
     def tree_flatten(self) -> tuple[Any, Overlay]:
-        """Return the arrays, and the variables that are written."""
+        """Return the pytree children (arrays), and the written variables as static data."""
         return self._parts, self._overlay
 
     @classmethod
     def tree_unflatten(cls, overlay: Overlay, parts: Any) -> "_WithWrites":
-        """Return the same with other arrays."""
+        """Rebuild the object with other arrays."""
         aux, values = parts
         return cls(aux, values, overlay)
 
@@ -485,13 +485,13 @@ def _run_on_chief(original: Any) -> Any:
 
 
 class _CompiledMetrics:
-    """What `self.compiled_metrics` is in a step that is written for Keras 2."""
+    """The object behind `self.compiled_metrics`, for steps that are written for Keras 2."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Update the metrics of the model; means are those of the predictions, as in Keras."""
+        """Update the metrics of the model; a `Mean` gets the predictions, as in Keras."""
         for metric in self._model.metrics:
             given = (y_pred,) if isinstance(metric, metrics.Mean) else (y, y_pred)
             metric.update_state(*given, sample_weight=sample_weight)
@@ -500,7 +500,7 @@ class _CompiledMetrics:
 def compiled_loss(
     self: Any, y: Any, y_pred: Any, sample_weight: Any = None, regularization_losses: Any = None
 ) -> Any:
-    """Return the loss of `compile`; that of the layers is added to it."""
+    """Return the loss set by `compile`, plus the losses that layers have added."""
     return self.compute_loss(x=None, y=y, y_pred=y_pred, sample_weight=sample_weight)
 
 

@@ -252,7 +252,7 @@ class _Converter(cst.CSTTransformer):
         return updated_node.with_changes(args=args)
 
     def _number(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
-        """Return the Python number that ``tf.constant(number)`` is made of."""
+        """Return the argument of ``tf.constant(number)``; None for other expressions."""
         if not isinstance(node, cst.Call) or self._found.paths.get(node.func) not in _WRAPPERS:
             return None
         is_plain = bool(node.args) and not any(arg.star for arg in node.args)

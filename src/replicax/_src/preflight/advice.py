@@ -58,7 +58,7 @@ def _sharding(contents: DeviceContents) -> Iterator[tuple[float, str]]:
 def _smaller_activations(
     contents: DeviceContents, memory: Memory, hbm: int
 ) -> Iterator[tuple[float, str]]:
-    """Yield ways to need less memory for all that is not a variable."""
+    """Yield ways to reduce the memory of everything but the variables."""
     rest = memory.total - contents.variables
     room = max(hbm - contents.variables, 1)
     if contents.rows > 1:

@@ -177,19 +177,19 @@ class Cell:
         return stored
 
     def note_copies(self, copies: Callable[[], Any]) -> None:
-        """Record copies of other workers' parts of the present value, which `copies` returns.
+        """Record copies of other workers' parts of the current value, which `copies` returns.
 
         A resize takes the part of a lost worker from them.
         """
         self.copies = (self.value, copies)
 
     def note_next_parts(self, parts: jax.Array) -> None:
-        """Record the next worker's parts of the present value of a sharded cell."""
+        """Record the next worker's parts of the current value of a sharded cell."""
         self.note_copies(lambda: parts)
 
     @property
     def has_copies(self) -> bool:
-        """Whether `copies` belongs to the present value."""
+        """Whether `copies` belongs to the current value."""
         return self.copies[0] is self.value and self.value is not None
 
     def all_copies(self) -> np.ndarray | None:

@@ -39,7 +39,7 @@ from replicax._src.values.reduce import Axis
 
 
 class _Message:
-    """A message whose fields may be set, and are again such messages if they are not."""
+    """An object with arbitrary fields; reading an unset field creates another such object."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

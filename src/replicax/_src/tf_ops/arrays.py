@@ -74,7 +74,7 @@ def convert_to_tensor(
 
 
 def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
-    """Convert to another dtype.
+    """Convert an array to another dtype.
 
     Example:
         >>> tf.cast(2.7, jnp.int32)
@@ -89,7 +89,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 
 
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
-    """Convert to another dtype; values out of its range become its limits.
+    """Convert an array to another dtype, with values clipped to its range.
 
     Example:
         >>> tf.saturate_cast(300.0, jnp.uint8)
@@ -216,7 +216,7 @@ def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unst
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
 ) -> Any:
-    """Split along an axis, into equal parts or into parts of given sizes.
+    """Split an array along an axis, into equal parts or into parts of given sizes.
 
     Example:
         >>> tf.split(jnp.arange(4), [1, -1])
@@ -520,7 +520,7 @@ def gather(
     batch_dims: Any = 0,
     name: str | None = None,
 ) -> Any:
-    """Take entries along an axis.
+    """Take the entries at some indices along an axis.
 
     Example:
         >>> tf.gather(jnp.arange(4) * 2, [3, 0])
@@ -712,7 +712,7 @@ def strided_slice(
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """Repeat an array to a larger shape.
+    """Broadcast an array to a shape.
 
     Example:
         >>> tf.broadcast_to(jnp.arange(2), [2, 2])
@@ -795,7 +795,7 @@ def argsort(
 
 
 def sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | None = None) -> Any:
-    """Sort along an axis.
+    """Sort the entries of an array along an axis.
 
     Example:
         >>> tf.sort(jnp.array([3, 1, 2]), direction="DESCENDING")

@@ -39,7 +39,7 @@ def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def invert(x: Any, name: str | None = None) -> Any:
-    """Invert all bits.
+    """Invert the bits of each entry.
 
     Example:
         >>> tf.bitwise.invert(0)
@@ -49,7 +49,7 @@ def invert(x: Any, name: str | None = None) -> Any:
 
 
 def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """Shift bits to the left.
+    """Shift the bits of ``x`` to the left by ``y``.
 
     Example:
         >>> tf.bitwise.left_shift(1, 3)
@@ -60,7 +60,7 @@ def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def right_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """Shift bits to the right.
+    """Shift the bits of ``x`` to the right by ``y``.
 
     Example:
         >>> tf.bitwise.right_shift(8, 3)

@@ -19,7 +19,7 @@ from replicax._src.tf_ops.core import as_tensor
 
 
 def cond(pred: Any, true_fn: Any = None, false_fn: Any = None, name: str | None = None) -> Any:
-    """Call one of two functions, by a condition that may be an array.
+    """Call ``true_fn`` or ``false_fn``, depending on a condition that may be an array.
 
     Example:
         >>> tf.cond(jnp.float32(2) > 1, lambda: 1.0, lambda: 0.0)
@@ -35,7 +35,7 @@ def case(
     strict: Any = False,
     name: str | None = "case",
 ) -> Any:
-    """Call the function that belongs to the first true condition.
+    """Call the function paired with the first condition that is true.
 
     Example:
         >>> tf.case([(False, lambda: 1.0)], default=lambda: 2.0)
@@ -132,39 +132,36 @@ def scan(
         >>> tf.scan(lambda a, x: a + x, jnp.arange(4))
         Array([0, 1, 3, 6], dtype=int32)
     """
-    elems = jax.tree.map(as_tensor, elems)
-    first = initializer
-    if first is None:
-        place = -1 if reverse else 0
-        first = jax.tree.map(lambda x: x[place], elems)
-        rest = slice(None, -1) if reverse else slice(1, None)
-        elems = jax.tree.map(lambda x: x[rest], elems)
-    first = jax.tree.map(as_tensor, first)
+    first, rest = _start(elems, initializer, reverse)
 
     def step(carry: Any, x: Any) -> Any:
-        made = jax.tree.map(_like, fn(carry, x), carry)
-        return made, made
+        result = jax.tree.map(_like, fn(carry, x), carry)
+        return result, result
 
-    _, found = rx_scan(step, first, elems, reverse=reverse)
+    _, results = rx_scan(step, first, rest, reverse=reverse)
     if initializer is not None:
-        return found
+        return results
 
-    def joined(start: Any, rest: Any) -> Any:
-        parts = [rest, start[None]] if reverse else [start[None], rest]
-        return jnp.concatenate(parts)
+    def with_first(start: Any, others: Any) -> Any:
+        return jnp.concatenate([others, start[None]] if reverse else [start[None], others])
 
-    return jax.tree.map(joined, first, found)
+    return jax.tree.map(with_first, first, results)
+
+
+def _start(elems: Any, initializer: Any, reverse: Any) -> tuple[Any, Any]:
+    """Return the initial carry, by default the first element, and the elements that follow."""
+    elems = jax.tree.map(as_tensor, elems)
+    if initializer is None:
+        first, rest = (-1, slice(None, -1)) if reverse else (0, slice(1, None))
+        initializer = jax.tree.map(lambda x: x[first], elems)
+        elems = jax.tree.map(lambda x: x[rest], elems)
+    return jax.tree.map(as_tensor, initializer), elems
 
 
 def _fold(fn: Any, elems: Any, initializer: Any, reverse: Any) -> Any:
-    elems = jax.tree.map(as_tensor, elems)
-    if initializer is None:
-        place, rest = (-1, slice(None, -1)) if reverse else (0, slice(1, None))
-        initializer = jax.tree.map(lambda x: x[place], elems)
-        elems = jax.tree.map(lambda x: x[rest], elems)
-    start = jax.tree.map(as_tensor, initializer)
+    first, rest = _start(elems, initializer, reverse)
     result, _ = rx_scan(
-        lambda c, x: (jax.tree.map(_like, fn(c, x), c), None), start, elems, reverse=reverse
+        lambda c, x: (jax.tree.map(_like, fn(c, x), c), None), first, rest, reverse=reverse
     )
     return result
 
@@ -178,7 +175,7 @@ def foldl(
     swap_memory: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Combine the elements from the first to the last.
+    """Fold ``fn`` over the elements, from the first to the last.
 
     Example:
         >>> tf.foldl(lambda a, x: a + x, jnp.arange(4))
@@ -196,7 +193,7 @@ def foldr(
     swap_memory: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Combine the elements from the last to the first.
+    """Fold ``fn`` over the elements, from the last to the first.
 
     Example:
         >>> tf.foldr(lambda a, x: a + x, jnp.arange(4))
@@ -384,7 +381,7 @@ def numpy_function(
     stateful: Any = True,
     name: str | None = None,
 ) -> Any:
-    """Call a function of NumPy values on the host; unavailable in compiled functions.
+    """Call a function on NumPy values, on the host; unavailable in compiled functions.
 
     Example:
         >>> tf.numpy_function(lambda x: x + 1, [1], jnp.int32)
@@ -431,7 +428,7 @@ def custom_gradient(f: Any = None) -> Any:
 
 
 def recompute_grad(f: Any) -> Any:
-    """Recompute a function in the backward pass to save memory.
+    """Return a function whose values are recomputed in the backward pass, to save memory.
 
     Example:
         >>> float(tf.recompute_grad(lambda x: x * 2)(1.0))
@@ -441,7 +438,7 @@ def recompute_grad(f: Any) -> Any:
 
 
 def grad_pass_through(f: Any) -> Any:
-    """Apply a function whose gradient is the identity (straight-through).
+    """Return ``f`` with the gradient of the identity, as a straight-through estimator needs.
 
     Example:
         >>> jax.grad(lambda x: tf.grad_pass_through(jnp.round)(x))(1.2)

@@ -271,7 +271,7 @@ def _saturated(x: Any, wanted: Any) -> Any:
 
 
 def _in_floats(image: Any, change: Any) -> Any:
-    """Apply a function of floats to images of any dtype."""
+    """Apply ``function`` to images of any dtype, converted to floats and back."""
     x = as_tensor(image)
     if x.dtype.kind not in "iu":
         return change(x)
@@ -280,7 +280,7 @@ def _in_floats(image: Any, change: Any) -> Any:
 
 
 def adjust_brightness(image: Any, delta: Any) -> Any:
-    """Add a number to images.
+    """Add ``delta`` to every pixel.
 
     Example:
         >>> tf.image.adjust_brightness(jnp.zeros((1, 1, 1)), 0.5).item()
@@ -482,7 +482,7 @@ def _generator() -> Any:
 
 
 def _draw(low: Any, high: Any, seed: Any = None) -> Any:
-    """Draw a number: on the host with NumPy, elsewhere with `rx.random`."""
+    """Draw a random number: on the host with NumPy, elsewhere with `rx.random`."""
     if in_element_function():
         return _generator().uniform(low, high)
     return uniform([], low, high, seed=seed)
@@ -500,7 +500,7 @@ def _where(condition: Any, image: Any, other: Any) -> Any:
 
 
 def _coins(x: Any, draw: Any) -> Any:
-    """Return a random truth value for each image of a batch."""
+    """Return a random boolean for each image of a batch."""
     if x.ndim == 3:
         return draw() < 0.5
     found = [draw() < 0.5 for _ in range(x.shape[0])]
@@ -514,7 +514,7 @@ def _flipped(image: Any, flip: Any, draw: Any) -> Any:
 
 
 def random_flip_left_right(image: Any, seed: Any = None) -> Any:
-    """Mirror images horizontally, or not, at random.
+    """Mirror images horizontally with a probability of one half.
 
     Example:
         >>> tf.image.random_flip_left_right(jnp.ones((2, 2, 1))).shape
@@ -524,7 +524,7 @@ def random_flip_left_right(image: Any, seed: Any = None) -> Any:
 
 
 def random_flip_up_down(image: Any, seed: Any = None) -> Any:
-    """Mirror images vertically, or not, at random.
+    """Mirror images vertically with a probability of one half.
 
     Example:
         >>> tf.image.random_flip_up_down(jnp.ones((2, 2, 1))).shape
@@ -539,7 +539,7 @@ def _range(lower: Any, upper: Any, name: str | None) -> Any:
 
 
 def random_brightness(image: Any, max_delta: Any, seed: Any = None) -> Any:
-    """Add a random number to images.
+    """Add the same random number to every pixel.
 
     Example:
         >>> tf.image.random_brightness(jnp.ones((2, 2, 1)), 0.1).shape
@@ -549,7 +549,7 @@ def random_brightness(image: Any, max_delta: Any, seed: Any = None) -> Any:
 
 
 def random_contrast(image: Any, lower: Any, upper: Any, seed: Any = None) -> Any:
-    """Change the contrast at random.
+    """Scale the contrast by a random factor.
 
     Example:
         >>> tf.image.random_contrast(jnp.ones((2, 2, 1)), 0.5, 1.5).shape
@@ -560,7 +560,7 @@ def random_contrast(image: Any, lower: Any, upper: Any, seed: Any = None) -> Any
 
 
 def random_saturation(image: Any, lower: Any, upper: Any, seed: Any = None) -> Any:
-    """Change the saturation at random.
+    """Scale the saturation by a random factor.
 
     Example:
         >>> tf.image.random_saturation(jnp.ones((2, 2, 3)), 0.5, 1.5).shape
@@ -571,7 +571,7 @@ def random_saturation(image: Any, lower: Any, upper: Any, seed: Any = None) -> A
 
 
 def random_hue(image: Any, max_delta: Any, seed: Any = None) -> Any:
-    """Change the hue at random.
+    """Shift the hue by a random amount.
 
     Example:
         >>> tf.image.random_hue(jnp.ones((2, 2, 3)), 0.1).shape
@@ -583,7 +583,7 @@ def random_hue(image: Any, max_delta: Any, seed: Any = None) -> Any:
 def random_jpeg_quality(
     image: Any, min_jpeg_quality: Any, max_jpeg_quality: Any, seed: Any = None
 ) -> Any:
-    """Encode as JPEG with a random quality, and decode.
+    """Add JPEG artifacts: encode an image with a random quality, and decode it.
 
     Example:
         >>> tf.image.random_jpeg_quality(np.zeros((8, 8, 3), np.uint8), 50, 90).shape
@@ -619,7 +619,7 @@ def random_crop(value: Any, size: Any, seed: Any = None, name: str | None = None
 
 
 def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = None) -> Any:
-    """Crop a random block of a given size, by a seed.
+    """Crop a random block of a given size, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_crop(jnp.ones((4, 4, 1)), [2, 2, 1], (1, 2)).shape
@@ -630,7 +630,7 @@ def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = N
 
 
 def stateless_random_flip_left_right(image: Any, seed: Any) -> Any:
-    """Mirror images horizontally, or not, by a seed.
+    """Mirror images horizontally with a probability of one half, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_flip_left_right(jnp.ones((2, 2, 1)), (1, 2)).shape
@@ -640,7 +640,7 @@ def stateless_random_flip_left_right(image: Any, seed: Any) -> Any:
 
 
 def stateless_random_flip_up_down(image: Any, seed: Any) -> Any:
-    """Mirror images vertically, or not, by a seed.
+    """Mirror images vertically with a probability of one half, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_flip_up_down(jnp.ones((2, 2, 1)), (1, 2)).shape
@@ -657,7 +657,7 @@ def _stateless_flip(image: Any, flip: Any, seed: Any) -> Any:
 
 
 def stateless_random_brightness(image: Any, max_delta: Any, seed: Any) -> Any:
-    """Add a random number to images, by a seed.
+    """Add the same random number to every pixel, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_brightness(jnp.ones((2, 2, 1)), 0.1, (1, 2)).shape
@@ -667,7 +667,7 @@ def stateless_random_brightness(image: Any, max_delta: Any, seed: Any) -> Any:
 
 
 def stateless_random_contrast(image: Any, lower: Any, upper: Any, seed: Any) -> Any:
-    """Change the contrast at random, by a seed.
+    """Scale the contrast by a random factor, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_contrast(jnp.ones((2, 2, 1)), 0.5, 1.5, (1, 2)).shape
@@ -678,7 +678,7 @@ def stateless_random_contrast(image: Any, lower: Any, upper: Any, seed: Any) -> 
 
 
 def stateless_random_saturation(image: Any, lower: Any, upper: Any, seed: Any = None) -> Any:
-    """Change the saturation at random, by a seed.
+    """Scale the saturation by a random factor, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_saturation(jnp.ones((2, 2, 3)), 0.5, 1.5, (1, 2)).shape
@@ -689,7 +689,7 @@ def stateless_random_saturation(image: Any, lower: Any, upper: Any, seed: Any = 
 
 
 def stateless_random_hue(image: Any, max_delta: Any, seed: Any) -> Any:
-    """Change the hue at random, by a seed.
+    """Shift the hue by a random amount, determined by a seed.
 
     Example:
         >>> tf.image.stateless_random_hue(jnp.ones((2, 2, 3)), 0.1, (1, 2)).shape
@@ -743,7 +743,7 @@ def _as_picture(image: Any) -> Any:
 def adjust_jpeg_quality(
     image: Any, jpeg_quality: Any, dct_method: Any = "", name: str | None = None
 ) -> Any:
-    """Encode as JPEG with a quality, and decode.
+    """Add JPEG artifacts: encode an image with the given quality, and decode it.
 
     Example:
         >>> tf.image.adjust_jpeg_quality(np.zeros((8, 8, 3), np.uint8), 75).shape
@@ -916,7 +916,7 @@ def stateless_sample_distorted_bounding_box(
     use_image_if_no_bounding_boxes: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Draw a box of random size and shape, by a seed.
+    """Draw a box of random size and shape, determined by a seed.
 
     Example:
         >>> tf.image.stateless_sample_distorted_bounding_box([8, 8, 3], np.zeros((1, 0, 4), np.float32), (1, 2), use_image_if_no_bounding_boxes=True)[1].shape
@@ -1010,7 +1010,7 @@ def ssim(
 
 
 def total_variation(images: Any, name: str | None = None) -> Any:
-    """Return the sum of differences of neighbouring pixels.
+    """Return the sum of the absolute differences of neighbouring pixels.
 
     Example:
         >>> tf.image.total_variation(jnp.array([[[0.0], [1.0]]]))
@@ -1023,7 +1023,7 @@ def total_variation(images: Any, name: str | None = None) -> Any:
 
 
 def image_gradients(image: Any) -> Any:
-    """Return differences of neighbouring pixels, down and to the right.
+    """Return the vertical and the horizontal differences of neighbouring pixels.
 
     Example:
         >>> tf.image.image_gradients(jnp.ones((1, 2, 2, 1)))[0].shape
@@ -1037,7 +1037,7 @@ def image_gradients(image: Any) -> Any:
 
 
 def sobel_edges(image: Any) -> Any:
-    """Return Sobel filters of images, down and to the right.
+    """Return the vertical and the horizontal Sobel derivatives of images.
 
     Example:
         >>> tf.image.sobel_edges(jnp.ones((1, 3, 3, 1))).shape
@@ -1058,7 +1058,7 @@ def sobel_edges(image: Any) -> Any:
 def extract_patches(
     images: Any, sizes: Any, strides: Any, rates: Any, padding: Any, name: str | None = None
 ) -> Any:
-    """Return patches of images, each as the channels of one pixel.
+    """Extract patches of images; each becomes the channels of one output pixel.
 
     Example:
         >>> tf.image.extract_patches(jnp.ones((1, 4, 4, 1)), [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID").shape

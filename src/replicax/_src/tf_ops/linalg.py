@@ -97,7 +97,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
 
 
 def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
-    """Contract arrays by the names of their axes.
+    """Contract arrays along the axes that an equation such as ``"ij,jk->ik"`` names.
 
     Example:
         >>> tf.einsum("i,i->", jnp.ones(2), jnp.ones(2))
@@ -133,7 +133,7 @@ def norm(
 def normalize(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, name: str | None = None
 ) -> Any:
-    """Divide by the norm; also return the norm.
+    """Divide an array by its norm; return the quotient and the norm.
 
     Example:
         >>> tf.linalg.normalize(jnp.array([3.0, 4.0]))
@@ -153,7 +153,7 @@ def diag(
     padding_value: Any = 0,
     align: Any = "RIGHT_LEFT",
 ) -> Any:
-    """Return matrices with a diagonal.
+    """Return matrices with the given diagonal, and zeros elsewhere.
 
     Example:
         >>> tf.linalg.diag(jnp.array([1, 2]))
@@ -204,7 +204,7 @@ def set_diag(
 
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Return an array of twice the rank with a diagonal.
+    """Return an array of twice the rank with the given entries on its diagonal.
 
     Example:
         >>> tf.linalg.tensor_diag(jnp.array([1, 2]))
@@ -298,7 +298,7 @@ def det(input: Any, name: str | None = None) -> Any:
 
 
 def slogdet(input: Any, name: str | None = None) -> Any:
-    """Return sign and logarithm of the determinant.
+    """Return the sign of the determinant, and the logarithm of its absolute value.
 
     Example:
         >>> tf.linalg.slogdet(jnp.eye(2))[0]
@@ -331,7 +331,7 @@ def cholesky(input: Any, name: str | None = None) -> Any:
 
 
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """Solve a system by a Cholesky factor.
+    """Solve systems of linear equations, given the Cholesky factors of their matrices.
 
     Example:
         >>> tf.linalg.cholesky_solve(2 * jnp.eye(2), jnp.ones((2, 1)))
@@ -356,7 +356,7 @@ def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) 
 def triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """Solve systems with triangular matrices.
+    """Solve systems of linear equations with triangular matrices.
 
     Example:
         >>> tf.linalg.triangular_solve(2 * jnp.eye(2), jnp.ones((2, 1)))
@@ -372,7 +372,7 @@ def triangular_solve(
 def lstsq(
     matrix: Any, rhs: Any, l2_regularizer: Any = 0.0, fast: Any = True, name: str | None = None
 ) -> Any:
-    """Return least squares solutions.
+    """Return the least squares solutions of systems of linear equations.
 
     Example:
         >>> tf.linalg.lstsq(2 * jnp.eye(2), jnp.ones((2, 1)))
@@ -443,7 +443,7 @@ def expm(input: Any, name: str | None = None) -> Any:
 
 
 def sqrtm(input: Any, name: str | None = None) -> Any:
-    """Return the square root of a symmetric positive matrix.
+    """Return the matrix square root of a symmetric positive matrix.
 
     Example:
         >>> tf.linalg.sqrtm(4 * jnp.eye(2))

@@ -10,7 +10,7 @@ from replicax._src.tf_ops.strings import to_bytes
 
 
 class TextFileIndex:
-    """Columns of a text file other than its fields: the line number and the whole line.
+    """Column indices that stand for the number of a line, and for the whole line.
 
     Example:
         >>> tf.lookup.TextFileIndex.WHOLE_LINE
@@ -22,7 +22,7 @@ class TextFileIndex:
 
 
 class KeyValueTensorInitializer:
-    """The keys and values of a table.
+    """The keys and values of a table, given as two arrays.
 
     Example:
         >>> tf.lookup.KeyValueTensorInitializer(["a"], [1]).items()

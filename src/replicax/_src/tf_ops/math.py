@@ -1355,7 +1355,7 @@ def confusion_matrix(
     dtype: Any = np.int32,
     name: str | None = None,
 ) -> Any:
-    """Count pairs of labels and predictions.
+    """Return a matrix that counts the pairs of label (row) and prediction (column).
 
     Example:
         >>> tf.math.confusion_matrix([0, 1], [1, 1])
@@ -1389,7 +1389,7 @@ def invert_permutation(x: Any, name: str | None = None) -> Any:
 def l2_normalize(
     x: Any, axis: Any = None, epsilon: Any = 1e-12, name: str | None = None, dim: Any = None
 ) -> Any:
-    """Scale to norm 1 along axes.
+    """Scale an array to norm 1 along axes.
 
     Example:
         >>> tf.math.l2_normalize(jnp.array([3.0, 4.0]))
@@ -1604,7 +1604,7 @@ def approx_max_k(
 
 
 def complex(real: Any, imag: Any, name: str | None = None) -> Any:
-    """Return complex numbers.
+    """Return complex numbers with the given real and imaginary parts.
 
     Example:
         >>> tf.complex(1.0, 2.0)

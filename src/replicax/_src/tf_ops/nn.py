@@ -203,7 +203,7 @@ def stateless_dropout(
     noise_shape: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Zero entries at random, by a seed, and scale the others to keep the mean.
+    """Zero entries at random, determined by a seed, and scale the others to keep the mean.
 
     Example:
         >>> tf.nn.stateless_dropout(jnp.ones(2), 0.0, [1, 2])
@@ -255,7 +255,7 @@ def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | No
 def sigmoid_cross_entropy_with_logits(
     labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
-    """Return the cross entropy of independent classes.
+    """Return the cross entropy of independent binary classes.
 
     Example:
         >>> tf.nn.sigmoid_cross_entropy_with_logits(labels=1.0, logits=0.0)
@@ -269,7 +269,7 @@ def sigmoid_cross_entropy_with_logits(
 def weighted_cross_entropy_with_logits(
     labels: Any = None, logits: Any = None, pos_weight: Any = None, name: str | None = None
 ) -> Any:
-    """Return the cross entropy of independent classes, with a weight for positive ones.
+    """Return the cross entropy of independent binary classes, with positive ones weighted.
 
     Example:
         >>> tf.nn.weighted_cross_entropy_with_logits(1.0, 0.0, 2.0)
@@ -283,7 +283,7 @@ def weighted_cross_entropy_with_logits(
 def softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, axis: Any = -1, name: str | None = None
 ) -> Any:
-    """Return the cross entropy of each row with the softmax of logits.
+    """Return the cross entropy between each row of labels and the softmax of logits.
 
     Example:
         >>> tf.nn.softmax_cross_entropy_with_logits([[0.0, 1.0]], [[0.0, 0.0]])
@@ -297,7 +297,7 @@ def softmax_cross_entropy_with_logits(
 def sparse_softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, name: str | None = None
 ) -> Any:
-    """Return the cross entropy of class indices with the softmax of logits.
+    """Return the cross entropy between class indices and the softmax of logits.
 
     Example:
         >>> tf.nn.sparse_softmax_cross_entropy_with_logits([1], [[0.0, 0.0]])
@@ -310,7 +310,7 @@ def sparse_softmax_cross_entropy_with_logits(
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: Any = False, name: str | None = None
 ) -> Any:
-    """Return the loss of counts under a Poisson distribution.
+    """Return the negative log-likelihood of counts under a Poisson distribution.
 
     Example:
         >>> tf.nn.log_poisson_loss(1.0, 0.0)
@@ -332,7 +332,7 @@ def _letters(rank: Any, data_format: Any) -> Any:
 
 
 def _per_axis(value: Any, rank: Any, data_format: Any) -> Any:
-    """Return strides or dilations of the space axes."""
+    """Return the strides or dilations of the spatial axes."""
     found = ints(1 if value is None else value)
     if len(found) == 1:
         return found * (rank - 2)
@@ -498,7 +498,7 @@ def conv2d_transpose(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Apply the transpose, that is the gradient, of `conv2d`.
+    """Apply the transpose of `conv2d`, which is its gradient (a "deconvolution").
 
     Example:
         >>> tf.nn.conv2d_transpose(jnp.ones((1, 2, 2, 1)), jnp.ones((2, 2, 1, 1)), [1, 4, 4, 1], 2)[0, :, :, 0]
@@ -802,7 +802,7 @@ lrn = local_response_normalization
 def normalize_moments(
     counts: Any, mean_ss: Any, variance_ss: Any, shift: Any, name: str | None = None
 ) -> Any:
-    """Return mean and variance from sums and sums of squares.
+    """Return the mean and the variance, given a count, sums and sums of squares.
 
     Example:
         >>> tf.nn.normalize_moments(2.0, 4.0, 10.0, None)

@@ -61,7 +61,7 @@ def rfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> 
 
 
 def irfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
-    """Return real numbers from their Fourier transform.
+    """Return the inverse Fourier transform, for transforms of real numbers.
 
     Example:
         >>> tf.signal.irfft(jnp.ones(2))
@@ -144,7 +144,7 @@ def stft(
     pad_end: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Return the Fourier transforms of frames of a signal.
+    """Return the short-time Fourier transform of a signal.
 
     Example:
         >>> tf.signal.stft(jnp.ones(8), 4, 2).shape
@@ -168,7 +168,7 @@ def linear_to_mel_weight_matrix(
     dtype: Any = np.float32,
     name: str | None = None,
 ) -> Any:
-    """Return the matrix from frequencies to the mel scale.
+    """Return the matrix that converts linear frequency bins to the mel scale.
 
     Example:
         >>> tf.signal.linear_to_mel_weight_matrix().shape
@@ -205,7 +205,7 @@ def dct(
 
 
 def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Any, name: str | None = None) -> Any:
-    """Return cepstral coefficients of a mel spectrogram.
+    """Return the mel-frequency cepstral coefficients of a log-mel spectrogram.
 
     Example:
         >>> tf.signal.mfccs_from_log_mel_spectrograms(jnp.ones((1, 4))).shape

@@ -198,7 +198,7 @@ def unicode_decode(
     replace_control_characters: Any = False,
     name: str | None = None,
 ) -> Any:
-    """Return the code points of a string.
+    """Return the Unicode code points of a string.
 
     Example:
         >>> tf.strings.unicode_decode("ab", "UTF-8").tolist()
@@ -214,7 +214,7 @@ def unicode_encode(
     replacement_char: Any = 65533,
     name: str | None = None,
 ) -> Any:
-    """Build a string from code points.
+    """Encode Unicode code points as a string.
 
     Example:
         >>> tf.strings.unicode_encode([97, 98], "UTF-8")

@@ -70,7 +70,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
-    """Return the shape; sizes that are unknown until the model runs are objects in it."""
+    """Return the shape, with a `SymbolicSize` for each size that is known only at run time."""
     sizes = importlib.import_module(_IMPLEMENTATION).shape_of(input)
     is_known = all(isinstance(size, int) for size in sizes)
     return np.asarray(sizes, out_type or np.int32 if is_known else object).view(StaticShape)

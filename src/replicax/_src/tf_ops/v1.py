@@ -13,7 +13,7 @@ logger = python_logging.getLogger("replicax")
 
 
 def enable_control_flow_v2() -> None:
-    """Do nothing: there is no other behaviour.
+    """Do nothing: this behaviour is always enabled.
 
     Example:
         >>> rx.compat.v1.enable_control_flow_v2()
@@ -21,7 +21,7 @@ def enable_control_flow_v2() -> None:
 
 
 def enable_resource_variables() -> None:
-    """Do nothing: there is no other behaviour.
+    """Do nothing: this behaviour is always enabled.
 
     Example:
         >>> rx.compat.v1.enable_resource_variables()
@@ -29,7 +29,7 @@ def enable_resource_variables() -> None:
 
 
 def enable_tensor_equality() -> None:
-    """Do nothing: there is no other behaviour.
+    """Do nothing: this behaviour is always enabled.
 
     Example:
         >>> rx.compat.v1.enable_tensor_equality()
@@ -37,7 +37,7 @@ def enable_tensor_equality() -> None:
 
 
 def enable_v2_behavior() -> None:
-    """Do nothing: there is no other behaviour.
+    """Do nothing: this behaviour is always enabled.
 
     Example:
         >>> rx.compat.v1.enable_v2_behavior()
@@ -45,7 +45,7 @@ def enable_v2_behavior() -> None:
 
 
 def enable_v2_tensorshape() -> None:
-    """Do nothing: there is no other behaviour.
+    """Do nothing: this behaviour is always enabled.
 
     Example:
         >>> rx.compat.v1.enable_v2_tensorshape()
@@ -127,7 +127,7 @@ def random_normal(
 
 
 def set_verbosity(v: Any) -> None:
-    """Set the lowest level of messages that are shown.
+    """Set the lowest level at which messages are shown.
 
     Example:
         >>> tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.WARN)
@@ -136,7 +136,7 @@ def set_verbosity(v: Any) -> None:
 
 
 def get_verbosity() -> int:
-    """Return the lowest level of messages that are shown.
+    """Return the lowest level at which messages are shown.
 
     Example:
         >>> tf.compat.v1.logging.set_verbosity(30); tf.compat.v1.logging.get_verbosity()
@@ -146,7 +146,7 @@ def get_verbosity() -> int:
 
 
 def info(msg: Any, *args: Any, **kwargs: Any) -> None:
-    """Write a message.
+    """Log a message at the level INFO.
 
     Example:
         >>> tf.compat.v1.logging.info("step %d", 3)
@@ -155,7 +155,7 @@ def info(msg: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def debug(msg: Any, *args: Any, **kwargs: Any) -> None:
-    """Write a message for debugging.
+    """Log a message at the level DEBUG.
 
     Example:
         >>> tf.compat.v1.logging.debug("step %d", 3)
@@ -164,7 +164,7 @@ def debug(msg: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def warn(msg: Any, *args: Any, **kwargs: Any) -> None:
-    """Write a warning.
+    """Log a warning.
 
     Example:
         >>> tf.compat.v1.logging.warn("slow")
@@ -173,7 +173,7 @@ def warn(msg: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def error(msg: Any, *args: Any, **kwargs: Any) -> None:
-    """Write an error.
+    """Log an error.
 
     Example:
         >>> tf.compat.v1.logging.error("failed")
@@ -182,7 +182,7 @@ def error(msg: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def log(level: Any, msg: Any, *args: Any, **kwargs: Any) -> None:
-    """Write a message of a level.
+    """Log a message at the given level.
 
     Example:
         >>> tf.compat.v1.logging.log(10, "step %d", 3)
@@ -191,7 +191,7 @@ def log(level: Any, msg: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def log_if(level: Any, msg: Any, condition: Any, *args: Any) -> None:
-    """Write a message of a level if a condition is true.
+    """Log a message at the given level if a condition is true.
 
     Example:
         >>> tf.compat.v1.logging.log_if(10, "step %d", True, 3)
@@ -201,7 +201,7 @@ def log_if(level: Any, msg: Any, condition: Any, *args: Any) -> None:
 
 
 def log_every_n(level: Any, msg: Any, n: Any, *args: Any) -> None:
-    """Write a message of a level on the first of every ``n`` calls with the same text.
+    """Log a message on the first of every ``n`` calls with the same text.
 
     Example:
         >>> tf.compat.v1.logging.log_every_n(10, "step %d", 100, 3)
@@ -210,7 +210,7 @@ def log_every_n(level: Any, msg: Any, n: Any, *args: Any) -> None:
 
 
 def log_first_n(level: Any, msg: Any, n: Any, *args: Any) -> None:
-    """Write a message of a level on the first ``n`` calls with the same text.
+    """Log a message on the first ``n`` calls with the same text.
 
     Example:
         >>> tf.compat.v1.logging.log_first_n(10, "step %d", 1, 3)

@@ -93,11 +93,15 @@ def _divide(total: Any, count: Any) -> Any:
 
 
 def _floats(labels: Any, predictions: Any) -> tuple[Any, Any]:
-    """Return both as float32 arrays of the same shape."""
+    """Return both as float32 arrays; raise if their shapes differ."""
     labels, predictions = (jnp.asarray(x, jnp.float32) for x in (labels, predictions))
+    _check_same_shape(labels, predictions)
+    return labels, predictions
+
+
+def _check_same_shape(labels: Any, predictions: Any) -> None:
     if labels.shape != predictions.shape:
         raise ValueError(f"Shapes {predictions.shape} and {labels.shape} are incompatible")
-    return labels, predictions
 
 
 def absolute_difference(
@@ -108,7 +112,7 @@ def absolute_difference(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the absolute differences.
+    """Return the absolute error, reduced over the examples.
 
     Example:
         >>> rx.compat.v1.losses.absolute_difference([0.0, 1.0], [1.0, 4.0])
@@ -128,7 +132,7 @@ def cosine_distance(
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
     dim: Any = None,
 ) -> Any:
-    """Return one minus the products of unit vectors along an axis.
+    """Return the cosine distance of labels and predictions, which must be unit vectors.
 
     Example:
         >>> rx.compat.v1.losses.cosine_distance([[1.0, 0.0]], [[0.0, 1.0]], axis=1)
@@ -150,7 +154,7 @@ def hinge_loss(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the hinge losses of labels 0 and 1.
+    """Return the hinge loss of labels that are 0 or 1.
 
     Example:
         >>> rx.compat.v1.losses.hinge_loss([[1.0, 0.0]], [[0.5, 0.5]])
@@ -170,7 +174,7 @@ def huber_loss(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return squared errors up to ``delta``, and linear ones above.
+    """Return the Huber loss: quadratic for errors up to ``delta``, linear above.
 
     Example:
         >>> rx.compat.v1.losses.huber_loss([0.0, 0.0], [1.0, 3.0])
@@ -192,7 +196,7 @@ def log_loss(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the cross entropies of probabilities.
+    """Return the cross entropy of labels and predicted probabilities.
 
     Example:
         >>> round(float(rx.compat.v1.losses.log_loss([1.0], [0.5])), 4)
@@ -212,7 +216,7 @@ def mean_squared_error(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the squared differences.
+    """Return the squared error, reduced over the examples.
 
     Example:
         >>> rx.compat.v1.losses.mean_squared_error([0.0, 0.0], [1.0, 3.0])
@@ -231,7 +235,7 @@ def sigmoid_cross_entropy(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the cross entropies of logits, one for each class.
+    """Return the cross entropy of independent binary classes, from logits.
 
     Example:
         >>> round(float(rx.compat.v1.losses.sigmoid_cross_entropy([[1.0]], [[0.0]])), 4)
@@ -239,8 +243,7 @@ def sigmoid_cross_entropy(
     """
     logits = jnp.asarray(logits)
     labels = jnp.asarray(multi_class_labels, logits.dtype)
-    if labels.shape != logits.shape:
-        raise ValueError(f"Shapes {logits.shape} and {labels.shape} are incompatible")
+    _check_same_shape(labels, logits)
     labels = labels * (1 - label_smoothing) + 0.5 * label_smoothing
     losses = jax.nn.relu(logits) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
     return compute_weighted_loss(losses, weights, reduction=reduction)
@@ -255,7 +258,7 @@ def softmax_cross_entropy(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the cross entropies of distributions over classes.
+    """Return the cross entropy of one-hot labels and the softmax of logits.
 
     Example:
         >>> round(float(rx.compat.v1.losses.softmax_cross_entropy([[1, 0]], [[0.0, 0.0]])), 4)
@@ -263,8 +266,7 @@ def softmax_cross_entropy(
     """
     logits = jnp.asarray(logits)
     labels = jnp.asarray(onehot_labels, logits.dtype)
-    if labels.shape != logits.shape:
-        raise ValueError(f"Shapes {logits.shape} and {labels.shape} are incompatible")
+    _check_same_shape(labels, logits)
     labels = labels * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
     losses = -jnp.sum(jax.lax.stop_gradient(labels) * jax.nn.log_softmax(logits), axis=-1)
     return compute_weighted_loss(losses, weights, reduction=reduction)
@@ -278,7 +280,7 @@ def sparse_softmax_cross_entropy(
     loss_collection: Any = _COLLECTION,
     reduction: Any = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> Any:
-    """Return the cross entropies of classes, given by their numbers.
+    """Return the cross entropy of class indices and the softmax of logits.
 
     A class outside of the logits gives NaN, as in TensorFlow on GPUs.
 

@@ -193,7 +193,7 @@ class Optimizer:
 
 
 def _colocated(extended: Any, variable: Any, value: Any, name: str) -> Any:
-    """Return a new variable with the strategy of another."""
+    """Create a variable in the scope of the strategy of another one."""
     if extended.variable_created_in_scope(variable):
         with extended.colocate_vars_with(variable):
             return Variable(value, trainable=False, name=name)
@@ -201,7 +201,7 @@ def _colocated(extended: Any, variable: Any, value: Any, name: str) -> Any:
 
 
 def _value(parameter: Any, like: Any) -> Any:
-    """Return a number that may be a function without arguments, in the dtype of an array."""
+    """Return a hyperparameter, called if it is a function, in the dtype of an array."""
     return jnp.asarray(parameter() if callable(parameter) else parameter, like.dtype)
 
 

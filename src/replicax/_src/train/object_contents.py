@@ -237,7 +237,7 @@ def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
 
 
 def _of_classes(kind: _Kind, named: Mapping[str, Any]) -> list[Unnamed]:
-    """Return the attributes that the classes of an object have and the object itself has not."""
+    """Return the class attributes of an object that no attribute of its own overrides."""
     return [
         Unnamed(
             f".{name}",

@@ -397,7 +397,7 @@ def _check(name: str, value: Any, x: Any, *, cast: bool) -> None:
 
 
 def _holds(own: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype holds all values of another exactly."""
+    """Whether a dtype represents every value of another exactly."""
     if not jnp.issubdtype(own, np.floating):
         return np.can_cast(dtype, own, "safe")
     # NumPy takes a cast of integers to floats of 8 bits for safe.

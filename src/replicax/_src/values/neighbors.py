@@ -37,7 +37,7 @@ def _are_wanted() -> bool:
 
 
 def are_kept(topology: Topology | None) -> bool:
-    """Whether workers of an elastic run keep copies of others' parts."""
+    """Whether the workers of an elastic run keep copies of each other's parts."""
     if topology is None or topology.is_fully_addressable or not elastic.is_on():
         return False
     is_simple = topology.cores == 1 and topology.shard_count == topology.num_replicas

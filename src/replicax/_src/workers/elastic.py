@@ -99,10 +99,11 @@ def is_joining() -> bool:
 
 
 def is_behind() -> bool:
-    """Whether other survivors have run this worker's code up to its next collective already.
+    """Whether other survivors have already run the code up to this worker's next collective.
 
-    A worker was lost when they had begun the next step, and this one had not finished the step
-    before it. So what this worker does between the two with the others, they have given up.
+    That is so if a worker was lost when they had begun the next step, and this one had not
+    finished the step before. Collectives between the two steps, such as those of a save, find no
+    partners: the others have given them up.
     """
     return bool(_reform) and (group := _group.current()) is not None and group.is_behind
 

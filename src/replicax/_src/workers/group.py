@@ -286,9 +286,9 @@ class Group:
 
     @property
     def is_behind(self) -> bool:
-        """Whether other survivors have passed this worker's code up to its next collective.
+        """Whether other survivors have already run the code up to this worker's next collective.
 
-        They have begun the saves there, for example, and given them up.
+        A save in that code, for example, was begun and given up by them.
         """
         return self.is_behind_others and self._count == self._resumed_at
 
@@ -399,7 +399,7 @@ class Group:
 
     @contextmanager
     def aborting_on_loss(self, abort: Callable[[], None]) -> Iterator[None]:
-        """In the block, call ``abort`` again and again from when a worker is lost.
+        """Call ``abort`` repeatedly while the block runs, once a worker is lost.
 
         The block connects JAX to the others. It waits for them where only ``abort`` ends the wait,
         and may then fail with any error of JAX.

@@ -464,7 +464,7 @@ class Hub:
             self._note_slow(workers)
 
     def _note_slow(self, workers: dict[int, watchdog.Progress]) -> None:
-        """Name workers that are slow; the first worker prints each once, until it is not slow."""
+        """Have worker 0 report slow workers, each once until it has recovered."""
         found = {s.worker: s for s in watchdog.slow(workers)}
         still = {s.worker for s in watchdog.slow(workers, watchdog.STILL_SLOW_TIMES)}
         for index in self._slow.keys() - still:
@@ -554,7 +554,7 @@ class Hub:
         self._resize_if_ready()
 
     def _stand_in(self, index: int) -> None:
-        """Let no worker wait at JAX's service for one that will not register there any more.
+        """Register at JAX's service in place of a lost worker, for which the others would wait.
 
         A worker's second collective of a generation begins when all have registered.
         """

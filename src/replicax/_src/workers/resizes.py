@@ -87,10 +87,10 @@ class Resizes:
         self._calls[index] = calls, workers
 
     def calls(self) -> dict[str, Any]:
-        """Return the most calls that a survivor has begun, with how many workers, for all to know.
+        """Return the largest number of calls that a survivor has begun, to send to all survivors.
 
-        ``apart`` is whether another survivor has begun fewer: it must still run the code between
-        two steps that the others have run with those workers.
+        ``workers`` is the number of workers at that call. ``apart`` is whether another survivor
+        has begun fewer calls: it has yet to run code between two steps that the others have run.
         """
         found = [self._calls.get(i, (0, 0)) for i in self._survivors]
         calls, workers = max(found)

@@ -286,7 +286,7 @@ class Load:
 
     @contextmanager
     def reads(self) -> Iterator[None]:
-        """Count the time of the block as reading, as far as the program waits for an element."""
+        """Count the time for which the block reads while the program waits for an element."""
         began = time.monotonic()
         try:
             yield

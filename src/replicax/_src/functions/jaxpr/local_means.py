@@ -188,7 +188,7 @@ class _Walk:
 
 
 def _joined(states: Sequence[int | None]) -> int | None:
-    """Return how a value depends on the cotangent that is the sum, or a combination, of others."""
+    """Return how a sum or combination of values depends on the cotangent, given how each does."""
     known = [s for s in states if s is not None]
     return _OTHER if _UNIT in known and max(known) == _UNIT else max(known, default=None)
 
@@ -220,7 +220,7 @@ def _number(x: Any) -> float | None:
 
 
 def _is_of_mean(equation: Any) -> bool:
-    """Whether `jnp.mean` has made an equation, and not a sum that is divided by some number."""
+    """Whether an equation was traced from `jnp.mean`, not from a sum and a division."""
     return any(
         f.function_name in ("mean", "_mean") and f.file_name == _FILE_OF_MEAN
         for f in _frames(equation)
