@@ -126,7 +126,7 @@ def test_a_commit_that_cannot_be_told_is_not_undone(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "the disk does not answer")
 
     monkeypatch.setattr(store.checkpoint_files, "sync_folder", fails)
-    monkeypatch.setattr(store.checkpoint_files, "settle", lambda place: None)
+    monkeypatch.setattr(store.checkpoint_files, "sync_tree", lambda place: None)
     with pytest.raises(OSError, match="does not answer"):
         saved(path, 2.0)
     assert calls

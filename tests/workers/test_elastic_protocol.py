@@ -138,7 +138,7 @@ class Worker(threading.Thread):
         else:
             with self.group.collective("the start"):
                 self.world.fabric.barrier(self, (0, "start"))
-            self.group.settle()
+            self.group.finish_start()
         while self.step < self.world.steps:
             self.check_alive()
             self._take_step()
@@ -218,7 +218,7 @@ class Worker(threading.Thread):
                     with group.collective("the start"):
                         self.world.fabric.barrier(self, (group.generation, "start"))
                     group.agree("devices", 1)
-                group.settle()
+                group.finish_start()
                 break
             except WorkerLostError:
                 self.check_alive()

@@ -192,7 +192,7 @@ def test_worker_is_behind_up_to_its_next_collective(pair):
         pass
     assert group.calls == 1
     group.enter(go(1, calls=2, workers=3, apart=True))
-    group.settle()
+    group.finish_start()
     group.resume()
     assert group.is_behind
     with group.call(), group.collective("step 2"):

@@ -80,7 +80,7 @@ class Block(ABC):
 
 
 @final
-class PlaceBlock(Block):
+class IndexBlock(Block):
     """Indices of elements in a source: a range, or the array `places`."""
 
     __slots__ = ("places", "source", "start", "stop", "structure")
@@ -95,14 +95,14 @@ class PlaceBlock(Block):
         self.structure = source.structure
 
     @classmethod
-    def of(cls, source: IndexedSource, places: Array) -> "PlaceBlock":
+    def of(cls, source: IndexedSource, places: Array) -> "IndexBlock":
         """Return a block of the elements at the indices `places`."""
         return cls(source, 0, len(places), places=places)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def all_places(self) -> Array:
+    def all_indices(self) -> Array:
         """Return the indices as one array."""
         return np.arange(self.start, self.stop) if self.places is None else self.places
 
@@ -116,15 +116,15 @@ class PlaceBlock(Block):
             return self.source.span(self.start, self.stop, new)
         return self.source.gather(self.places, new)
 
-    def slice(self, start: int, stop: int) -> "PlaceBlock":
+    def slice(self, start: int, stop: int) -> "IndexBlock":
         """Return the block of indices ``start`` to ``stop``; fetches nothing."""
         if self.places is None:
-            return PlaceBlock(self.source, self.start + start, self.start + stop)
-        return PlaceBlock.of(self.source, self.places[start:stop])
+            return IndexBlock(self.source, self.start + start, self.start + stop)
+        return IndexBlock.of(self.source, self.places[start:stop])
 
-    def take(self, places: Array) -> "PlaceBlock":
+    def take(self, places: Array) -> "IndexBlock":
         """Return the block of indices at positions `places`; fetches nothing."""
-        return PlaceBlock.of(self.source, self.all_places()[places])
+        return IndexBlock.of(self.source, self.all_indices()[places])
 
 
 @final
@@ -205,11 +205,11 @@ def join(blocks: Sequence[Block]) -> Block:
     first = blocks[0]
     if len(blocks) == 1:
         return first
-    if isinstance(first, PlaceBlock) and all(
-        isinstance(block, PlaceBlock) and block.source is first.source for block in blocks
+    if isinstance(first, IndexBlock) and all(
+        isinstance(block, IndexBlock) and block.source is first.source for block in blocks
     ):
-        places = [block.all_places() for block in blocks]  # type: ignore[attr-defined]
-        return PlaceBlock.of(first.source, np.concatenate(places))
+        places = [block.all_indices() for block in blocks]  # type: ignore[attr-defined]
+        return IndexBlock.of(first.source, np.concatenate(places))
     blocks = [as_structure(block, first.structure) for block in blocks]
     if any(isinstance(block, RowBlock) for block in blocks):
         return RowBlock(first.structure, [row for block in blocks for row in block.rows()])

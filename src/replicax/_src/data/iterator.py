@@ -13,7 +13,7 @@ from replicax._src.base.ops import NamedFields, Numbers, T_co
 from replicax._src.base.tf_errors import EndOfSequenceError, InvalidArgumentError
 from replicax._src.compat.jax import at_rest, traced
 from replicax._src.data.element_blocks import NewArray
-from replicax._src.data.node import Node, Stream, pass_over, walk
+from replicax._src.data.node import Node, Stream, discard_elements, walk
 from replicax._src.data.nodes.batch import ends_in_batches
 from replicax._src.data.optional import (
     Ahead,
@@ -108,7 +108,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
             element = self._fetch()
             if type(element) is Failed:
                 self._errors += 1
-                element.settle()
+                element.raise_stored()
             self._position += 1
             return element
 
@@ -277,7 +277,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
         wanted = self._position + self._errors + len(self._peeked)
         # `skip` does not produce elements, so it cannot count failed ones: produce them again.
         has_no_errors = not self._errors and not self._is_failing()
-        found = stream.skip(wanted) if has_no_errors else pass_over(stream, wanted)
+        found = stream.skip(wanted) if has_no_errors else discard_elements(stream, wanted)
         if found < wanted:
             stream.close()
             raise InvalidArgumentError(

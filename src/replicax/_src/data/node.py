@@ -153,8 +153,8 @@ class Node(ABC):
         return None
 
     @property
-    def gives_places(self) -> bool:
-        """Whether blocks are indices into a source (`PlaceBlock`), so reading ahead is cheap."""
+    def yields_indices(self) -> bool:
+        """Whether blocks are indices into a source (`IndexBlock`), so reading ahead is cheap."""
         return False
 
     @property
@@ -176,12 +176,12 @@ class Node(ABC):
     def may_fail(self) -> bool:
         """Whether producing an element may raise; False for in-memory arrays and reorderings."""
         if not self.inputs:
-            return self.calls_user_code or not self.gives_places
+            return self.calls_user_code or not self.yields_indices
         return self.calls_user_code or any(node.may_fail for node in self.inputs)
 
 
 # Recursive properties of nodes, by how long a result stays valid.
-_CONSTANT = ("element_spec", "cardinality", "batching", "gives_places")
+_CONSTANT = ("element_spec", "cardinality", "batching", "yields_indices")
 _CONSTANT_IF_TRUE = ("is_spec_known", "is_spec_sure")
 _CHANGING = ("peeked", "calls_user_code", "may_fail")
 
@@ -277,9 +277,9 @@ class PassingNode(UnaryNode):
         return self.input.batching
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """As in the input."""
-        return self.input.gives_places
+        return self.input.yields_indices
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -294,7 +294,7 @@ def walk(node: Node) -> Iterator[Node]:
             pending.extend(reversed(current.inputs))
 
 
-def pass_over(stream: Stream, count: int) -> int:
+def discard_elements(stream: Stream, count: int) -> int:
     """Produce and discard up to `count` elements (failures count); return how many."""
     done = 0
     while done < count:
@@ -309,7 +309,7 @@ def pass_over(stream: Stream, count: int) -> int:
     return done
 
 
-class Due:
+class PendingFailure:
     """An error to raise after the rows before it have been delivered."""
 
     def __init__(self, error: BaseException | None = None) -> None:
@@ -322,7 +322,7 @@ class Due:
         """Store an error."""
         self.error = error
 
-    def settle(self) -> None:
+    def raise_stored(self) -> None:
         """Raise the stored error, if any, and forget it."""
         if self.error is None:
             return
@@ -333,11 +333,11 @@ class Due:
             del error  # its traceback refers to this frame: break the cycle, which holds threads
 
 
-class Passed:
-    """A stream whose first `count` elements are to be skipped.
+class SkippingStream:
+    """A stream of which the next `count` elements are skipped before it is read.
 
-    They are produced, so user functions are called for them. A failed one raises and does not count
-    as skipped.
+    They are produced, so user functions are called for them. An element that fails raises, and
+    does not count as skipped.
     """
 
     def __init__(self, node: Node, run: Run, count: int) -> None:
@@ -345,25 +345,25 @@ class Passed:
         self.count = count
         self._may_fail = node.may_fail
 
-    def is_past(self, *, makes: bool = True) -> bool:
-        """Skip the remaining elements; whether there were as many.
+    def skip_remaining(self, *, produces: bool = True) -> bool:
+        """Skip the elements still to be skipped; return False if the stream ends before.
 
         Args:
-            makes: Whether to produce the skipped elements if producing them may fail.
+            produces: Whether to produce the skipped elements if producing them may fail.
         """
         while self.count:
-            if makes and self._may_fail:
+            if produces and self._may_fail:
                 block = self.stream.pull(self.count)
-                passed = 0 if block is None else len(block)
+                skipped = 0 if block is None else len(block)
             else:
-                passed = self.stream.skip(self.count)
-            self.count -= passed
-            if not passed:
+                skipped = self.stream.skip(self.count)
+            self.count -= skipped
+            if not skipped:
                 return False
         return True
 
 
-class Buffered(Stream):
+class BufferedStream(Stream):
     """A stream with push-back, for consumers that cannot use all rows of a block."""
 
     def __init__(self, stream: Stream) -> None:

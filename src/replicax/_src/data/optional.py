@@ -17,7 +17,7 @@ import numpy as np
 from replicax._src.base.tf_errors import InvalidArgumentError, OutOfRangeError
 from replicax._src.compat.jax import at_rest, surrounding, traced
 from replicax._src.data.leaves import leaf_spec, to_leaf
-from replicax._src.data.node import Due
+from replicax._src.data.node import PendingFailure
 from replicax._src.data.structure import flatten, map_leaves
 
 _MISSING = object()
@@ -173,7 +173,7 @@ def is_plain() -> bool:
     return surrounding(traced.value) is at_rest and not is_driven()
 
 
-class Failed(Due):
+class Failed(PendingFailure):
     """A placeholder for an element that raised, re-raised when the element is requested.
 
     Args:
@@ -183,7 +183,7 @@ class Failed(Due):
     """
 
     def __init__(self, error: Exception, *, is_element: bool = True) -> None:
-        Due.__init__(self, error)
+        PendingFailure.__init__(self, error)
         self.is_element = is_element
 
 
@@ -290,7 +290,7 @@ class Ahead(Iterator[Any]):
             element = self._peeked.popleft() if self._peeked else self._fetch()
             if isinstance(element, Failed):
                 self._errors += element.is_element
-                element.settle()
+                element.raise_stored()
             self._position += 1
         return element
 

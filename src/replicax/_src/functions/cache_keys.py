@@ -110,7 +110,7 @@ def structure_key(treedef: Any) -> Any:
     return kind, static_key(own), tuple(map(structure_key, treedef.children()))
 
 
-def python_words(key: Any) -> str:
+def describe_key(key: Any) -> str:
     """Return a description of the value that a key represents."""
     if not (isinstance(key, tuple) and len(key) > 1 and isinstance(key[0], type)):
         return repr(key)

@@ -38,7 +38,7 @@ class Operation:
     pull: Callable[[list[Any]], Sequence[Any]]
     recorded_by: tuple[Any, ...]
 
-    def places_of(self, wanted: set[int]) -> list[int]:
+    def indices_of(self, wanted: set[int]) -> list[int]:
         """Return the indices of the `args` that take a gradient: followed ones and `wanted` ids."""
         late = [i for i, x in enumerate(self.args) if id(x) in wanted and i not in self.places]
         return sorted([*self.places, *late]) if late else self.places
@@ -56,13 +56,13 @@ class Operation:
         pull, inputs = self.pull, [self.args[i] for i in places]
         if places is not self.places or any(t not in self.recorded_by for t in current().tapes):
             # A tape that did not record `pull` must see how the gradient depends on the inputs.
-            _, pull = jax.vjp(of_places(self.call, self.args, places), *inputs)
+            _, pull = jax.vjp(partial_at(self.call, self.args, places), *inputs)
         for x, part in zip(inputs, pull(given), strict=True):
             if part.dtype != jax.dtypes.float0:
                 yield x, part
 
 
-def of_places(
+def partial_at(
     call: Callable[..., list[Any]], args: Sequence[Any], places: Sequence[int]
 ) -> Callable[..., list[Any]]:
     """Return ``call`` as a function of the arguments at ``places``, with the others bound."""
@@ -119,7 +119,7 @@ class Record:
         reached, watched = set(sources), sources & self.followed.keys()
         operations: list[tuple[Operation, list[int]]] = []
         for operation in self.operations:
-            places = operation.places_of(watched)
+            places = operation.indices_of(watched)
             if any(id(operation.args[i]) in reached for i in places):
                 operations.append((operation, places))
                 reached.update(id(x) for x in operation.outputs if is_differentiable(x))

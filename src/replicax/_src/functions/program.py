@@ -112,7 +112,7 @@ class Program:
         self._changes = bool(self.written or self._taken)
         # The copies of all workers' replicas, which would be lost with a worker.
         self._copied = [c for c in self.written if self._is_elastic and _is_packable(c)]
-        sharded = neighbors.are_kept(topology) and self._is_elastic
+        sharded = neighbors.is_enabled(topology) and self._is_elastic
         self._sharded = [i for i, c in enumerate(self.written) if c.sharded and sharded]
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._call: Callable[..., Any] = self._first_call

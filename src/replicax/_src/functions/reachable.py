@@ -29,7 +29,7 @@ from replicax._src.base.errors import TracingError
 from replicax._src.base.origin import is_library as is_library_file
 from replicax._src.functions.cache_keys import (
     Identity,
-    python_words,
+    describe_key,
     slot_names,
     static_key,
     unstable_part,
@@ -294,7 +294,7 @@ def first_difference(old: ReachableObjects, new: ReachableObjects) -> str:
     """Return a description of the first difference between two sets of reachable objects."""
     for (_, a), (label, b) in zip(old.facts, new.facts, strict=False):
         if a != b:
-            return f"`{label}` changed from {python_words(a)} to {python_words(b)}"
+            return f"`{label}` changed from {describe_key(a)} to {describe_key(b)}"
     return "what it can reach changed"
 
 

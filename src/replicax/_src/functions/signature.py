@@ -15,7 +15,7 @@ from replicax._src.context.current import attributes, context_key
 from replicax._src.data.optional import Ahead
 from replicax._src.functions.cache_keys import (
     Identity,
-    python_words,
+    describe_key,
     static_key,
     structure_key,
     unstable_part,
@@ -297,7 +297,7 @@ def _words(key: Any) -> str:
         weak = ", made of a Python number" if parts[2] else ""
         return f"an array of shape {kind} and dtype {parts[1]}{weak}"
     if isinstance(kind, type) and len(parts) > 1:
-        return f"the Python value {python_words(key)}"
+        return f"the Python value {describe_key(key)}"
     if kind == "stacked":
         return f"a per-replica array of shape {parts[1][1:]} and dtype {parts[2]}"
     return repr(key)

@@ -23,7 +23,7 @@ from replicax._src.functions.gradients import (
     Operation,
     Record,
     has_variable,
-    of_places,
+    partial_at,
 )
 from replicax._src.functions.recording import is_recorded_by, recorded
 from replicax._src.state.cell import Cell
@@ -344,7 +344,7 @@ class GradientTape:
         with recorded(DerivativeGuard(record, given)) if opaque else nullcontext():
             if not places:
                 return call(*args)
-            outs, pull = jax.vjp(of_places(call, args, places), *(args[i] for i in places))
+            outs, pull = jax.vjp(partial_at(call, args, places), *(args[i] for i in places))
         # An input returned unchanged gets a new identity: its gradient is that of this output.
         outs = [jnp.copy(x) if id(x) in given and is_differentiable(x) else x for x in outs]
         recorded_by = tuple(tape for tape in self._outer if tape in tapes)

@@ -53,7 +53,7 @@ def _check() -> None:
             raise elastic.CannotResizeError(
                 f"Variable {cell.name!r} still waits for its value from a checkpoint."
             )
-        if cell.sharded and not (neighbors.are_kept(cell.topology) and cell.has_copies):
+        if cell.sharded and not (neighbors.is_enabled(cell.topology) and cell.has_copies):
             raise elastic.CannotResizeError(
                 f"Variable {cell.name!r} is sharded, so each worker has only a part of it, and no"
                 f" other worker has a copy of that ({neighbors.VARIABLE}=neighbor keeps them, of"
@@ -120,7 +120,7 @@ class _Moved:
         for cell in _cells():
             if cell.value is None or isinstance(cell.value, Awaited | tuple):
                 continue
-            if (layout := cell.shard_layout) is not None and neighbors.are_kept(cell.topology):
+            if (layout := cell.shard_layout) is not None and neighbors.is_enabled(cell.topology):
                 assert cell.topology is not None
                 parts = neighbors.parts_on_host(cell.value, cell.copies[1](), cell.topology)
                 self._parts.append((cell, layout, parts))

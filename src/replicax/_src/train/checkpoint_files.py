@@ -111,7 +111,7 @@ def files_below(place: str) -> Iterator[str]:
             yield os.path.relpath(os.path.join(folder, name), place).replace(os.sep, "/")
 
 
-def settle(place: str) -> None:
+def sync_tree(place: str) -> None:
     """Call fsync on every file and folder below ``place``."""
     files = [os.path.join(place, name) for name in files_below(place)]
     with ThreadPoolExecutor(2 * THREADS) as pool:  # the disk batches concurrent fsyncs

@@ -53,7 +53,7 @@ class Folder:
             checkpoint_files.THREADS
         ) as pool:  # compute checksums during the fsyncs
             sums = {array: pool.submit(checksums, *joined.parts) for array, joined in tree.items()}
-            checkpoint_files.settle(inner)
+            checkpoint_files.sync_tree(inner)
         for file, data in checkpoint_files.metadata_below(inner, tree):
             files[f"{name}/{file}"] = [len(data), checksums(data)]
         for array, joined in tree.items():

@@ -36,7 +36,7 @@ def _are_wanted() -> bool:
     return chosen == "neighbor"
 
 
-def are_kept(topology: Topology | None) -> bool:
+def is_enabled(topology: Topology | None) -> bool:
     """Whether the workers of an elastic run keep copies of each other's parts."""
     if topology is None or topology.is_fully_addressable or not elastic.is_on():
         return False

@@ -412,7 +412,7 @@ class Group:
             with self._changed:
                 self._abort = None
 
-    def settle(self) -> None:
+    def finish_start(self) -> None:
         """Mark the start of a generation as complete."""
         self._base = self._count
 

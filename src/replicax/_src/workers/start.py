@@ -262,7 +262,7 @@ def _is_started(group: Group, go: Message) -> bool:
             raise
         disconnect_distributed()  # before the hub lets another process register in its place
         return False
-    group.settle()
+    group.finish_start()
     return True
 
 

@@ -11,7 +11,7 @@ from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
 from replicax._src.base.types import Shape, TensorSpec, TypeSpec
 from replicax._src.data.element_blocks import Block, NewArray, Row, RowBlock, join
 from replicax._src.data.leaves import Array, to_array
-from replicax._src.data.node import Batching, Node, PassingNode, Stream, UnaryNode, pass_over
+from replicax._src.data.node import Batching, Node, PassingNode, Stream, UnaryNode, discard_elements
 from replicax._src.data.nodes.map import MapNode
 from replicax._src.data.seeds import Run
 from replicax._src.data.structure import Structure, flatten, map_leaves, parts_like, require_dense
@@ -62,7 +62,7 @@ class BatchingNode(UnaryNode):
                 block = stream.pull(most - count)
             except Exception:
                 if self.skips_failed_batch:
-                    pass_over(stream, self.size - count - 1)
+                    discard_elements(stream, self.size - count - 1)
                 raise
             if block is None:
                 break
@@ -104,7 +104,7 @@ class _BatchStream(Stream):
         self._size = node.size
         self._node = node
         # Indices are cheap to read ahead, and larger pulls mean fewer calls through the pipeline.
-        self._rows_ahead = node.size * (_BATCHES_AHEAD if node.input.gives_places else 1)
+        self._rows_ahead = node.size * (_BATCHES_AHEAD if node.input.yields_indices else 1)
         self._batch_bytes = 0
         self._block: Block | None = None
         self._used = 0  # rows of the block that have been returned in batches

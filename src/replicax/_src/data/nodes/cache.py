@@ -22,7 +22,7 @@ from typing import IO, Any, Self, final
 import numpy as np
 
 from replicax._src.base.tf_errors import DataLossError
-from replicax._src.data.element_blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
+from replicax._src.data.element_blocks import Block, ColumnBlock, IndexBlock, RowBlock, join
 from replicax._src.data.leaves import Array
 from replicax._src.data.node import Node, PassingNode, Stream, walk
 from replicax._src.data.nodes.source import ArraySource, SourceStream
@@ -264,7 +264,7 @@ class CacheMemory:
         whole = join(blocks) if blocks else None
         if isinstance(whole, ColumnBlock):
             source = ArraySource(whole.structure, whole.columns())
-            whole = PlaceBlock(source, 0, len(whole))
+            whole = IndexBlock(source, 0, len(whole))
         with self.lock:
             if self.blocks is None:
                 self.blocks = [] if whole is None else [whole]
@@ -294,7 +294,7 @@ class CacheNode(PassingNode):
         return replace(self, filename=f"{self.filename}.{worker}-of-{workers}")
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """Always False: only some filled caches are random-access sources."""
         return False
 
@@ -318,7 +318,7 @@ class CacheNode(PassingNode):
         blocks = self.memory.blocks
         if blocks is None:
             return _FillingStream(self.input.open(run.fixed()), _MemoryTarget(self.memory))
-        if len(blocks) == 1 and isinstance(blocks[0], PlaceBlock):
+        if len(blocks) == 1 and isinstance(blocks[0], IndexBlock):
             return SourceStream(blocks[0].source, len(blocks[0]))
         return CopyingStream(BlocksStream(blocks))
 

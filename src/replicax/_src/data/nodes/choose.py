@@ -14,8 +14,8 @@ from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Batching,
-    Buffered,
-    Due,
+    BufferedStream,
+    PendingFailure,
     SourceNode,
     Stream,
     UnaryNode,
@@ -63,15 +63,15 @@ class _ChooseStream(Stream):
     """A pass that reads several choices at a time and pulls from each chosen branch once."""
 
     def __init__(self, choices: Stream, streams: Sequence[Stream], *, stop_on_empty: bool) -> None:
-        self._choices = Buffered(choices)
+        self._choices = BufferedStream(choices)
         self._branches = Branches([Branch(stream) for stream in streams])
         self._stop_on_empty = stop_on_empty
         self._is_done = False
-        self._due = Due()
+        self._pending = PendingFailure()
         self._lookahead = 1  # choices to read at once; doubles while the branches have the elements
 
     def pull(self, limit: int) -> Block | None:
-        self._due.settle()
+        self._pending.raise_stored()
         while not self._is_done:
             choice = self._next_choices(min(limit, self._lookahead))
             if choice is None:
@@ -124,9 +124,9 @@ class _ChooseStream(Stream):
         if used < len(numbers):
             self._choices.push_back(choice.slice(used, len(numbers)))
         if error is not None:
-            self._due.put(error)
+            self._pending.put(error)
             if selection.block is None:
-                self._due.settle()
+                self._pending.raise_stored()
         return selection.block
 
     def _end(self, number: int) -> None:
@@ -143,12 +143,12 @@ class _ChooseStream(Stream):
 
 
 @final
-class Branch(Buffered):
+class Branch(BufferedStream):
     """A stream with push-back that pulls from its input at most once per pull."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        self._due = Due()
+        self._pending = PendingFailure()
         self._has_more = True
 
     def pull(self, limit: int) -> Block | None:
@@ -156,7 +156,7 @@ class Branch(Buffered):
         pushed_back = super().pull(limit) if self._left is not None else None
         if pushed_back is not None and len(pushed_back) == limit:
             return pushed_back
-        self._due.settle()
+        self._pending.raise_stored()
         pulled: Block | None = None
         if self._has_more:
             try:
@@ -165,7 +165,7 @@ class Branch(Buffered):
             except Exception as error:
                 if pushed_back is None:
                     raise
-                self._due.put(error)
+                self._pending.put(error)
         blocks = [block for block in (pushed_back, pulled) if block is not None]
         return join(blocks) if blocks else None
 

@@ -12,10 +12,10 @@ from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Batching,
-    Buffered,
+    BufferedStream,
     Node,
     Stream,
-    pass_over,
+    discard_elements,
 )
 from replicax._src.data.seeds import Run
 from replicax._src.data.structure import Structure, flatten, tuple_of
@@ -76,7 +76,7 @@ class ZipNode(NaryNode):
 @final
 class _ZipStream(Stream):
     def __init__(self, streams: Sequence[Stream], nesting: Structure) -> None:
-        self._streams = [Buffered(stream) for stream in streams]
+        self._streams = [BufferedStream(stream) for stream in streams]
         self._nesting = nesting
         self._structure: Structure | None = None
 
@@ -111,7 +111,7 @@ class _ZipStream(Stream):
             if place < len(blocks):
                 stream.push_back(blocks[place].slice(1, len(blocks[place])))
             elif place > len(blocks):
-                pass_over(stream, 1)
+                discard_elements(stream, 1)
 
     def _combine(self, blocks: Sequence[Block], size: int) -> Block:
         """Return one block whose elements combine those of `blocks`, in columns if possible."""

@@ -17,7 +17,7 @@ from replicax._src.data.graph_facts import (
     with_unknown_sizes,
 )
 from replicax._src.data.leaves import Array, DatasetSpec
-from replicax._src.data.node import UNKNOWN_CARDINALITY, Due, Node, Stream, UnaryNode
+from replicax._src.data.node import UNKNOWN_CARDINALITY, Node, PendingFailure, Stream, UnaryNode
 from replicax._src.data.nodes.choose import Branch, Branches
 from replicax._src.data.nodes.prefetch import PrefetchStream
 from replicax._src.data.seeds import Run, Seeds, is_in_function, nested_seeds
@@ -239,10 +239,10 @@ class InterleaveStream(Stream):
         self._index = 0
         self._is_input_done = False
         self._structure: Structure | None = None
-        self._due = Due()
+        self._pending = PendingFailure()
 
     def pull(self, limit: int) -> Block | None:
-        self._due.settle()
+        self._pending.raise_stored()
         while (inner := self._current()) is not None:
             block = self._pull_turns(limit) if limit > self._left else self._pull_slot(inner, limit)
             if block is not None:
@@ -279,9 +279,9 @@ class InterleaveStream(Stream):
             self._end()
         if selection.error is not None:
             self._advance(1 if self._counts_errors else 0)
-            self._due.put(selection.error)
+            self._pending.put(selection.error)
             if selection.block is None:
-                self._due.settle()
+                self._pending.raise_stored()
         return selection.block
 
     def _slots_of_turns(self, limit: int) -> Array:

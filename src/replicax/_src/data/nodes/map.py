@@ -16,9 +16,9 @@ from replicax._src.data.leaves import to_leaf
 from replicax._src.data.node import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,
-    Buffered,
-    Due,
+    BufferedStream,
     Node,
+    PendingFailure,
     Stream,
     UnaryNode,
 )
@@ -113,7 +113,7 @@ class _Elements:
             return [ready.popleft()]
         return [ready.popleft() for _ in range(min(limit, len(ready)))]
 
-    def put_back(self, elements: list[Any]) -> None:
+    def push_back(self, elements: list[Any]) -> None:
         """Return unused elements; the next `read` starts with them."""
         self._ready.extendleft(reversed(elements))
 
@@ -139,11 +139,11 @@ class _MapStream(Stream):
         if workers is not None and workers > 1:
             self._calls = Calls(function.row, workers)
         self._index = 0
-        self._due = Due()
+        self._pending = PendingFailure()
 
     def pull(self, limit: int) -> Block | None:
-        if self._due.error is not None:
-            self._due.settle()
+        if self._pending.error is not None:
+            self._pending.raise_stored()
         if self._calls is not None:
             rows = self._call_in_threads(self._calls, min(limit, _MOST_ROWS))
         elif self._is_autotuned:
@@ -151,7 +151,7 @@ class _MapStream(Stream):
         else:
             rows = self._call_here(limit)
         if not rows:
-            self._due.settle()
+            self._pending.raise_stored()
         return self._function.rows_block(rows) if rows else None
 
     def skip(self, count: int) -> int:
@@ -179,9 +179,9 @@ class _MapStream(Stream):
         try:
             self._function.add_rows(rows, elements, self._index)
         except Exception as error:
-            self._elements.put_back(elements[len(rows) + 1 :])
+            self._elements.push_back(elements[len(rows) + 1 :])
             self._index += 1
-            self._due.put(error)
+            self._pending.put(error)
         self._index += len(rows)
         return rows
 
@@ -209,7 +209,7 @@ class _MapStream(Stream):
             self._index += len(elements)
         rows, failed = calls.next(limit)
         if failed is not None:
-            self._due.put(failed)
+            self._pending.put(failed)
         elif not rows:
             self._end_threads()
         return rows
@@ -289,13 +289,13 @@ class FilterNode(PredicateNode):
 @final
 class _FilterStream(Stream):
     def __init__(self, stream: Stream, node: FilterNode) -> None:
-        self._stream = Buffered(stream)
+        self._stream = BufferedStream(stream)
         self._predicate = node.evaluate
         self._index = 0
-        self._due = Due()
+        self._pending = PendingFailure()
 
     def pull(self, limit: int) -> Block | None:
-        self._due.settle()
+        self._pending.raise_stored()
         while (block := self._stream.pull(min(limit, _MOST_ROWS))) is not None:
             selected = self._select(block)
             if len(selected):
@@ -317,7 +317,7 @@ class _FilterStream(Stream):
                 self._stream.push_back(block.slice(place + 1, len(block)))
                 if not places:
                     raise
-                self._due.put(error)
+                self._pending.put(error)
                 break
         return block if len(places) == len(block) else block.take(np.array(places, np.int64))
 

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from replicax._src.base.threads import new_thread
 from replicax._src.data.element_blocks import Block, Row
-from replicax._src.data.node import Due, Node, PassingNode, Stream
+from replicax._src.data.node import Node, PassingNode, PendingFailure, Stream
 from replicax._src.data.seeds import Run
 
 _AUTOTUNE_SIZE = 8
@@ -28,7 +28,7 @@ class PrefetchNode(PassingNode):
     buffer_size: int
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """Always False: the thread reads elements, so blocks contain data."""
         return False
 
@@ -61,7 +61,7 @@ class _Shared:
         self.changed = threading.Condition()
         self.is_done = False
         self.is_stopped = False
-        self.last = Due()
+        self.last = PendingFailure()
 
     def room(self) -> int:
         """Wait until the buffer has room; return for how many elements, or 0 when stopped."""
@@ -106,7 +106,7 @@ class PrefetchStream(Stream):
         self._shared = _Shared(stream, capacity, step)
         self._thread: threading.Thread | None = None
         self._left: Block | None = None
-        self._due = Due()
+        self._pending = PendingFailure()
 
     def pull(self, limit: int) -> Block | None:
         """Return the next block, waiting for it if necessary."""
@@ -153,12 +153,12 @@ class PrefetchStream(Stream):
         if isinstance(item, Block):
             return item
         if item is None:
-            shared.last.settle()
+            shared.last.raise_stored()
             return None
-        self._due.put(item)
+        self._pending.put(item)
         del item  # the traceback would refer to this frame, and the frame to the error
         shared.release(1)
-        self._due.settle()
+        self._pending.raise_stored()
         return None
 
 

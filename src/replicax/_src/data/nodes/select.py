@@ -12,8 +12,8 @@ from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Node,
-    Passed,
     PassingNode,
+    SkippingStream,
     Stream,
     UnaryNode,
 )
@@ -103,7 +103,7 @@ class RepeatNode(PassingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        if self.input.gives_places and not self.input.inputs:
+        if self.input.yields_indices and not self.input.inputs:
             stream = self.input.open(run)
             if isinstance(stream, SourceStream):  # repeats by index, without reopening the input
                 return stream.repeated(self.count)
@@ -257,24 +257,24 @@ class SkipNode(PassingNode):
         """Start a pass."""
         if self.count < 0:
             return _TakeStream(self.input.open(run), 0)
-        return _SkipStream(Passed(self.input, run, self.count))
+        return _SkipStream(SkippingStream(self.input, run, self.count))
 
 
 @final
 class _SkipStream(Stream):
-    def __init__(self, passed: Passed) -> None:
-        self._passed = passed
+    def __init__(self, stream: SkippingStream) -> None:
+        self._skipping = stream
 
     def pull(self, limit: int) -> Block | None:
-        return self._passed.stream.pull(limit) if self._passed.is_past() else None
+        return self._skipping.stream.pull(limit) if self._skipping.skip_remaining() else None
 
     def skip(self, count: int) -> int:
-        if not count or not self._passed.is_past(makes=False):
+        if not count or not self._skipping.skip_remaining(produces=False):
             return 0
-        return self._passed.stream.skip(count)
+        return self._skipping.stream.skip(count)
 
     def close(self) -> None:
-        self._passed.stream.close()
+        self._skipping.stream.close()
 
 
 @final
@@ -307,35 +307,35 @@ class ShardNode(PassingNode):
         """Start a pass."""
         if self.num_shards in (1, SHARD_HINT):
             return self.input.open(run)
-        return _ShardStream(Passed(self.input, run, self.index), self.num_shards)
+        return _ShardStream(SkippingStream(self.input, run, self.index), self.num_shards)
 
 
 @final
 class _ShardStream(Stream):
-    def __init__(self, passed: Passed, num_shards: int) -> None:
-        self._passed = passed  # skips the elements of other shards before the next of this one
+    def __init__(self, stream: SkippingStream, num_shards: int) -> None:
+        self._skipping = stream  # skips the elements of other shards before the next of this one
         self._num_shards = num_shards
 
     def pull(self, limit: int) -> Block | None:
-        if not self._passed.is_past():
+        if not self._skipping.skip_remaining():
             return None
-        block = self._passed.stream.pull(1 + (limit - 1) * self._num_shards)
+        block = self._skipping.stream.pull(1 + (limit - 1) * self._num_shards)
         if block is None:
             return None
         mine = np.arange(0, len(block), self._num_shards)
-        self._passed.count = int(mine[-1]) + self._num_shards - len(block)
+        self._skipping.count = int(mine[-1]) + self._num_shards - len(block)
         return block if len(block) == 1 else block.take(mine)
 
     def skip(self, count: int) -> int:
-        if not count or not self._passed.is_past(makes=False):
+        if not count or not self._skipping.skip_remaining(produces=False):
             return 0
-        done = self._passed.stream.skip(1 + (count - 1) * self._num_shards)
+        done = self._skipping.stream.skip(1 + (count - 1) * self._num_shards)
         mine = (done + self._num_shards - 1) // self._num_shards
-        self._passed.count = mine * self._num_shards - done
+        self._skipping.count = mine * self._num_shards - done
         return mine
 
     def close(self) -> None:
-        self._passed.stream.close()
+        self._skipping.stream.close()
 
 
 @final

@@ -241,7 +241,7 @@ class UniqueNode(PassingNode):
         return UNKNOWN_CARDINALITY
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """Always False: elements are read to compare them, so blocks contain data."""
         return False
 

@@ -14,8 +14,8 @@ import numpy as np
 from replicax._src.data.element_blocks import (
     Block,
     ColumnBlock,
+    IndexBlock,
     IndexedSource,
-    PlaceBlock,
     Row,
     RowBlock,
     as_structure,
@@ -96,21 +96,21 @@ class MixedStore(Store):
 
 
 @final
-class _PlaceStore(Store):
+class _IndexStore(Store):
     """Indices into one source: the handle is the index, and nothing is stored."""
 
     def __init__(self, source: IndexedSource) -> None:
         self._source = source
 
     def accepts(self, block: Block) -> bool:
-        return isinstance(block, PlaceBlock) and block.source is self._source
+        return isinstance(block, IndexBlock) and block.source is self._source
 
     def put(self, block: Block) -> Array:
-        assert isinstance(block, PlaceBlock)
-        return block.all_places()
+        assert isinstance(block, IndexBlock)
+        return block.all_indices()
 
     def get(self, handles: Array) -> Block:
-        return PlaceBlock.of(self._source, handles)
+        return IndexBlock.of(self._source, handles)
 
     def drop(self, handles: Array) -> None:
         """Do nothing: no element is stored."""
@@ -209,8 +209,8 @@ class _RowStore(_PoolStore):
 
 
 def _new_store(block: Block) -> Store:
-    if isinstance(block, PlaceBlock):
-        return _PlaceStore(block.source)
+    if isinstance(block, IndexBlock):
+        return _IndexStore(block.source)
     if isinstance(block, RowBlock) or not block.structure.num_leaves:
         return _RowStore(block.structure)
     return _ColumnStore(block.structure, block.columns())

@@ -49,7 +49,7 @@ class SnapshotNode(PassingNode):
         return UNKNOWN_CARDINALITY
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """Always False: elements are read from disk, so blocks contain data."""
         return False
 

@@ -12,9 +12,9 @@ from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
 from replicax._src.base.types import TensorSpec, TypeSpec
 from replicax._src.data.element_blocks import (
     Block,
+    IndexBlock,
     IndexedSource,
     NewArray,
-    PlaceBlock,
     Row,
     RowBlock,
 )
@@ -23,7 +23,7 @@ from replicax._src.data.leaves import Array, leaf_spec, private_copy, to_array, 
 from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Due,
+    PendingFailure,
     SourceNode,
     Stream,
 )
@@ -62,8 +62,8 @@ class SourceStream(Stream):
         first = start % self._count
         last = first + stop - start
         if last <= self._count:
-            return PlaceBlock(self._source, first, last)
-        return PlaceBlock.of(self._source, np.arange(first, last) % self._count)
+            return IndexBlock(self._source, first, last)
+        return IndexBlock.of(self._source, np.arange(first, last) % self._count)
 
     def skip(self, count: int) -> int:
         """Advance the position by `count` without fetching anything."""
@@ -91,7 +91,7 @@ class RangeNode(SourceNode):
     structure = LEAF
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """Always True: blocks are indices, and numbers are computed when they are read."""
         return True
 
@@ -164,7 +164,7 @@ class SlicesNode(SourceNode):
     count: int
 
     @property
-    def gives_places(self) -> bool:
+    def yields_indices(self) -> bool:
         """Always True: blocks are indices, and rows are copied when they are read."""
         return True
 
@@ -333,12 +333,12 @@ class RowStream(Stream):
         if signature is not None:
             self._structure, self._specs = flatten(signature)
         self._index = 0
-        self._due = Due()
+        self._pending = PendingFailure()
 
     def pull(self, limit: int) -> Block | None:
         """Advance the iterator up to `limit` times and return the elements."""
-        if self._due.error is not None:
-            self._due.settle()
+        if self._pending.error is not None:
+            self._pending.raise_stored()
         rows: list[Row] = []
         while len(rows) < limit:
             try:
@@ -346,7 +346,7 @@ class RowStream(Stream):
             except Exception as error:
                 if not rows:
                     raise
-                self._due.put(error)
+                self._pending.put(error)
                 break
             if row is None:
                 break

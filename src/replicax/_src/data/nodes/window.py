@@ -19,9 +19,9 @@ from replicax._src.data.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Batching,
-    Buffered,
+    BufferedStream,
     Node,
-    Passed,
+    SkippingStream,
     SourceNode,
     Stream,
     UnaryNode,
@@ -118,7 +118,7 @@ class RebatchNode(UnaryNode):
 @final
 class _RebatchStream(Stream):
     def __init__(self, stream: Stream, sizes: Sequence[int], *, drop_remainder: bool) -> None:
-        self._stream = Buffered(stream)
+        self._stream = BufferedStream(stream)
         self._sizes = sizes
         self._turn = 0
         self._drop_remainder = drop_remainder
@@ -217,7 +217,8 @@ class _WindowStream(Stream):
     """A pass over windows. An input element that raised makes every window it is in raise."""
 
     def __init__(self, node: WindowNode, run: Run) -> None:
-        self._passed = Passed(node.input, run, 0)  # skips the gap between windows if shift > reach
+        # Skips the gap between windows if shift > reach.
+        self._skipping = SkippingStream(node.input, run, 0)
         self._node = node
         self._specs: list[TypeSpec] | None = None
         if node.input.is_spec_known:
@@ -233,7 +234,7 @@ class _WindowStream(Stream):
         block, errors = self._waiting, self._errors
         places = np.arange(0, min(node.reach, count), node.stride)
         self._drop(min(node.shift, count))
-        self._passed.count = max(0, node.shift - count)
+        self._skipping.count = max(0, node.shift - count)
         failed = [error for place, error in errors.items() if place in places]
         if failed:
             raise failed[0]
@@ -243,17 +244,17 @@ class _WindowStream(Stream):
         return RowBlock(block.structure, [self._datasets(block.take(places - before))])
 
     def close(self) -> None:
-        self._passed.stream.close()
+        self._skipping.stream.close()
 
     def _collect(self, wanted: int) -> int:
         """Read until `wanted` elements are waiting or the input ends; return how many are."""
-        if not self._passed.is_past():
+        if not self._skipping.skip_remaining():
             return 0
         blocks = [] if self._waiting is None else [self._waiting]
         count = sum(len(block) for block in blocks) + len(self._errors)
         while count < wanted:
             try:
-                block = self._passed.stream.pull(wanted - count)
+                block = self._skipping.stream.pull(wanted - count)
             except Exception as error:
                 self._errors[count] = error
                 count += 1
