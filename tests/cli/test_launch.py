@@ -423,7 +423,7 @@ def test_workers_do_not_wait_for_one_that_has_ended_before_it_came(tmp_path, cod
         told, said = it.stdout.read(), it.stderr.read()
 
     assert it.returncode == (code or 1)
-    story = rf"RollCallError: Worker 1 \(.*\) exited with code {code} before all workers had come"
+    story = rf"RollCallError: Worker 1 \(.*\) exited with code {code} before all workers had joined"
     for index in (0, 2):
         assert re.search(rf"\[worker {index}\] .*{story}", told)
         assert re.search(rf"worker {index} \(.*\) exited with code 1", said)
@@ -503,7 +503,7 @@ def test_a_stopped_worker_is_named_and_not_the_kill_of_the_launcher(toy):
     assert first.startswith("replicax launch: worker 1 (127.0.0.1:")
     assert first.endswith("was stopped, and killed by the launcher.")
     assert second.startswith("Worker 0 (127.0.0.1:")
-    assert "it has not answered for 4 s, so that its process is stopped" in third
+    assert "it has not answered for 4 s: its process is stopped" in third
 
 
 def test_a_dry_run_shows_the_commands_and_starts_nothing(capsys):
@@ -670,7 +670,7 @@ def test_program_that_fails_on_another_host_is_not_waited_for(tmp_path):
         codes = [launcher.wait(60) for launcher in launchers]
 
     assert codes == [1, 3]
-    assert re.search(r"RollCallError: .* before all workers had come", texts[0]())
+    assert re.search(r"RollCallError: .* before all workers had joined", texts[0]())
 
 
 @slow

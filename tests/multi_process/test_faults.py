@@ -24,8 +24,8 @@ GONE = [
     pytest.param("forks and is killed", "its process was killed, or crashed", SOON),
     pytest.param("raises", "it raised ValueError: a wrong turn", SOON),
     pytest.param("interrupted", "it raised KeyboardInterrupt", SOON, marks=slow),
-    pytest.param("leaves", "it came to the end of its program", SOON, marks=slow),
-    pytest.param("fails", "it came to the end of its program", SOON, marks=slow),
+    pytest.param("leaves", "it reached the end of its program", SOON, marks=slow),
+    pytest.param("fails", "it reached the end of its program", SOON, marks=slow),
     pytest.param("stopped", "it has not answered for", LATER, marks=slow),
     pytest.param("stuck", "it is alive but stuck", LATER, marks=slow),
     pytest.param("busy", "it is alive but stuck", LATER, marks=slow),
@@ -205,7 +205,7 @@ def test_workers_that_do_different_things_are_told_which(tmp_path, size):
 
         for worker in (*others, victim):
             assert worker.code != 0
-            assert "The workers run different programs: as collective" in worker.text
+            assert "The workers run different programs. As collective" in worker.text
             assert gang.addresses[1] in worker.text
             assert "sum of float32[3]" in worker.text or "the next batch" in worker.text
         assert gang.is_gone()

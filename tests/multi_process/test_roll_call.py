@@ -122,7 +122,7 @@ def test_a_port_that_another_program_holds_is_named(tmp_path):
             f"RollCallError: Worker 0 cannot listen at its address {gang.addresses[0]}: Address"
             " already in use."
         )
-        assert f"What listens at {gang.addresses[0]} is not worker 0 of this run" in second.error
+        assert f"listens at {gang.addresses[0]} is not worker 0 of this run" in second.error
 
 
 def _answer(server):

@@ -455,8 +455,8 @@ def test_a_disk_that_hangs_in_a_save_is_found_and_named(tmp_path, point, who, wh
         assert [w.code for w in workers] == [1, 1]
         assert workers[1 - who].error.startswith(f"WorkerLostError: Worker {who} (")
         assert f"it is {what.format(folder=folder)}" in workers[1 - who].error
-        assert "and that has not got on for 6 s" in workers[1 - who].error
-        assert "and that has not got on for 6 s" in workers[who].text
+        assert "and has made no progress for 6 s" in workers[1 - who].error
+        assert "and has made no progress for 6 s" in workers[who].text
         assert "time.sleep(10**6)" in workers[who].text  # where it hangs
         if point == "commit-write":
             assert "This worker was waiting for all others to save" in workers[0].text

@@ -487,7 +487,7 @@ def test_a_roll_call_whose_starter_ends_is_over_for_all():
         text = heard(b, "refused")
     process.wait(30)
 
-    assert "ended before all had come: the test, which had started it, has ended" in text
+    assert "ended before all workers had joined: the test, which had started it, has ended" in text
     _wire.listen(told.address).close()
 
 

@@ -493,7 +493,7 @@ class StepAgreement:
 def _worker_failure(worker: int, reason: str) -> Failed:
     return Failed(
         InvalidArgumentError(
-            f"The input of worker {worker} failed at this step, which all workers take together:"
-            f" {reason}. The next step follows."
+            f"The input of worker {worker} failed at this step, which all workers run together:"
+            f" {reason}. The next call of `next` continues with the next step."
         )
     )

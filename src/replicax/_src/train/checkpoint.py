@@ -327,9 +327,9 @@ class _Writing:
             elif disk.status()[0] and time.monotonic() - disk.moved_at > limit:
                 _hanging.append(self._thread)
                 raise TimeoutError(
-                    f"This process is {disk.status()[0]}, and that has not got on for {limit:g} s:"
-                    " the disk or file system hangs, or is very slow. REPLICAX_DISK_TIMEOUT sets"
-                    " the seconds. Earlier checkpoints are as they were."
+                    f"This process is {disk.status()[0]}, and has made no progress for"
+                    f" {limit:g} s: the disk or file system hangs, or is very slow."
+                    " REPLICAX_DISK_TIMEOUT sets the seconds. Earlier checkpoints are unchanged."
                 )
         if gives_up and group is not None and group.may_resize:
             self._give_up()

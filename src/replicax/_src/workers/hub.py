@@ -297,7 +297,7 @@ class Hub:
         self._is_ending = True
         if not self._started:
             self._abort_roll_call(
-                f"The coordinator of all workers ended before all had come: {why}. Missing:"
+                f"The coordinator ended before all workers had joined: {why}. Missing:"
                 f" {self._absent()}. Joined: {self._present()}. Start all workers again."
             )
         elif self._members:
@@ -380,8 +380,8 @@ class Hub:
                 self._resizes.leave(index, int(message.get("completed", 0)))
                 self._give_up(
                     index,
-                    "it came to the end of its program, or called `sys.exit` or"
-                    " `strategy.leave()`, while others go on;"
+                    "it reached the end of its program, or called `sys.exit` or"
+                    " `strategy.leave()`, while the others continue;"
                     " all workers must take the same number of steps",
                     quietly=True,
                 )
@@ -447,8 +447,8 @@ class Hub:
         for index, seconds in silent:  # one at a time: the run then ends, or goes on without it
             self._give_up(
                 index,
-                f"it has not answered for {seconds:.0f} s, so that its process is stopped, or its"
-                " machine or network is down",
+                f"it has not answered for {seconds:.0f} s: its process is stopped, or its machine"
+                " or network is down",
             )
             return
         # The cause before its consequence: others wait in a collective for a worker whose file I/O
@@ -491,7 +491,7 @@ class Hub:
         self._acceptor.broadcast({"stacks": late})
         self._give_up(
             late,
-            f"it is alive but stuck: it has not moved for {seconds:.0f} s, while"
+            f"it is alive but stuck: it has made no progress for {seconds:.0f} s, while"
             f" {self._name(waiting)} waits for it in collective {ahead.count} ({ahead.what});"
             " REPLICAX_STEP_TIMEOUT sets the seconds that a worker may be late",
         )
@@ -682,7 +682,7 @@ class Hub:
             case {"raised": text}:
                 self._drop_candidate(index, f"it raised {text}")
             case {"bye": _}:
-                self._drop_candidate(index, "it came to the end of its program before it took part")
+                self._drop_candidate(index, "it reached the end of its program before it took part")
             case _:
                 raise wire.WireError("unknown message")
 

@@ -352,7 +352,7 @@ def _wait(wire: Wire, address: str, patience: float) -> Message:
         match message:
             case None:
                 raise RollCallError(
-                    f"The connection to worker 0 at {address} closed before all workers had come,"
+                    f"The connection to worker 0 at {address} closed before all workers had joined,"
                     f" or was silent for {patience:.0f} s: worker 0, or its hub, has ended, or the"
                     " network is down. Look at the output of worker 0."
                 )
@@ -411,7 +411,7 @@ def _cannot_listen(address: str, fault: str) -> str:
 
 def _wrong_hub(address: str) -> str:
     return (
-        f"What listens at {address} is not worker 0 of this run: it is another program, or a run"
-        " with another cluster or another REPLICAX_TOKEN. Choose another port, or give all workers"
-        " the same cluster and token."
+        f"The process that listens at {address} is not worker 0 of this run: it is another program,"
+        " or belongs to a run with another cluster or another REPLICAX_TOKEN. Choose another port,"
+        " or give all workers the same cluster and token."
     )

@@ -113,7 +113,7 @@ def cannot_go_on(cause: str, who: str, why: str) -> str:
 def hangs(what: str, seconds: float) -> str:
     """Return the reason for giving up a worker whose file I/O has stalled."""
     return (
-        f"it is {what}, and that has not got on for {seconds:.0f} s: the disk or file system hangs"
+        f"it is {what}, and has made no progress for {seconds:.0f} s: the disk or file system hangs"
         " there, or is very slow; REPLICAX_DISK_TIMEOUT sets the seconds"
     )
 
@@ -121,14 +121,14 @@ def hangs(what: str, seconds: float) -> str:
 def keeper_gone(pid: int, why: str) -> str:
     """Return the message that the process with JAX's coordination service was lost."""
     return (
-        f"The process that keeps JAX's coordination service for all workers (pid {pid}, beside the"
-        f" coordinator) is gone: {why}. Start all workers again, from the last checkpoint."
+        f"The process that runs JAX's coordination service for all workers (pid {pid}, a child of"
+        f" the coordinator) is gone: {why}. Start all workers again, from the last checkpoint."
     )
 
 
 def ended_early(story: str) -> str:
     """Return the message that a worker exited before all workers had joined."""
-    return f"{story[:1].upper()}{story[1:]} before all workers had come. Start all workers again."
+    return f"{story[:1].upper()}{story[1:]} before all workers had joined. Start all workers again."
 
 
 def no_service(place: str, why: str) -> str:
@@ -156,12 +156,15 @@ def different(number: int, calls: dict[str, str]) -> str:
         calls: The collective that each of the two workers ran, by the worker's name.
     """
     (a, first), (b, second) = calls.items()
-    when = "as" if first != second else "some time before"
+    found = (
+        f"As collective {number}, {a} calls {first}, and {b} calls {second}."
+        if first != second
+        else f"Before collective {number} ({first}), {a} and {b} called different ones."
+    )
     return (
-        f"The workers run different programs: {when} collective {number}. There, {a} calls {first},"
-        f" and {b} calls {second}. All workers must call the same functions, reductions and"
-        " variable creations, with the same shapes and the same Python numbers, in the same order;"
-        " do not put them under an `if` that depends on the worker."
+        f"The workers run different programs. {found} All workers must call the same functions,"
+        " reductions and variable creations, with the same shapes and the same Python numbers, in"
+        " the same order; do not put them under an `if` that depends on the worker."
     )
 
 
@@ -210,7 +213,7 @@ def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: 
     if facts["size"] != size:
         return (
             f"{who} was started for a cluster of {facts['size']} workers, and worker 0 for one"
-            f" of {size}: all workers must be given the same cluster."
+            f" of {size}: give all workers the same cluster."
         )
     if facts["index"] >= size:
         return f"{who} is not one of the workers 0 to {size - 1} of this cluster."
@@ -220,7 +223,7 @@ def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: 
             " every worker an index of its own (the task index in TF_CONFIG)."
         )
     if is_over:
-        return f"{who} came when all {size} workers had already joined, or one had left again."
+        return f"{who} came too late: all {size} workers had joined already, or one had left again."
     return _other_versions(facts, present)
 
 

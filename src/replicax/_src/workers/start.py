@@ -328,8 +328,9 @@ def check_equal_devices(group: Group, count: int, kind: str) -> None:
         if [n, what] != answers[0]:
             raise RollCallError(
                 f"Worker 0 has {answers[0][0]} {answers[0][1]} device(s), and"
-                f" {group.describe(index)} has {n} {what} device(s). All workers must have as many"
-                " of the same kind; on CPUs set REPLICAX_CPU_DEVICES alike."
+                f" {group.describe(index)} has {n} {what} device(s). All workers must have the"
+                " same number of devices of the same kind; on CPUs, set REPLICAX_CPU_DEVICES to the"
+                " same number on all of them."
             )
 
 
