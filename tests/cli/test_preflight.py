@@ -210,7 +210,7 @@ def test_what_the_compiler_is_wrongly_told_is_no_failure_of_the_script(script):
     ("given", "told"),
     [
         (("--baseline", "other.json"), "other.json has no report of v5e:2x2, only of v4:2x2x1"),
-        (("--baseline", "broken.json"), "broken.json is no report of preflight"),
+        (("--baseline", "broken.json"), "broken.json is not a preflight report"),
         (("--baseline", "none.json"), "none.json"),
         (("--json", "nowhere/report.json"), "There is no folder 'nowhere'"),
         (("--plot", "nowhere/plot.svg"), "There is no folder 'nowhere'"),
@@ -233,7 +233,7 @@ def test_an_amount_of_memory_that_is_none_is_refused_first(script):
     done = replicax_command("preflight", script, "--max-memory", "lots")
 
     assert done.returncode == 2
-    assert "'lots' is no amount of memory" in done.stderr
+    assert "'lots' is not an amount of memory" in done.stderr
 
 
 @needs_compiler

@@ -434,7 +434,9 @@ def test_an_iterator_over_csv_files_goes_on_after_a_bad_record_and_is_restored(t
     iterator = iter(rx.data.experimental.CsvDataset(path, [np.int32]))
 
     assert int(next(iterator)[0]) == 1
-    with pytest.raises(rx.errors.InvalidArgumentError, match="Field 0 of record 1 is no int32"):
+    with pytest.raises(
+        rx.errors.InvalidArgumentError, match="Field 0 of record 1 is not of dtype int32"
+    ):
         next(iterator)
     state = iterator.save_state()
     assert [int(x) for (x,) in iterator] == [3, 4]

@@ -312,7 +312,7 @@ def test_a_batch_per_replica_that_fails_is_left_out_and_cannot_be_saved(two):
 def test_a_state_of_something_else_is_refused(two):
     iterator = iter(two.experimental_distribute_dataset(rx.data.Dataset.range(4).batch(2)))
 
-    with pytest.raises(ValueError, match="no state of a distributed iterator like this one"):
+    with pytest.raises(ValueError, match="not a state of such a distributed iterator"):
         iterator.restore_state({"position": 3})
 
 

@@ -83,7 +83,7 @@ def test_a_generator_gives_one_epoch_and_then_says_what_to_use(strategy):
 
 
 def test_something_that_cannot_be_iterated_is_refused():
-    with pytest.raises(TypeError, match="is no dataset"):
+    with pytest.raises(TypeError, match="is not a dataset"):
         source_of(3)
 
 

@@ -99,7 +99,7 @@ def test_summed_gradients_are_the_gradient_of_the_mean():
 
 def test_a_share_needs_a_replica():
     with mirrored(2).scope():
-        with pytest.raises(RuntimeError, match="belongs into the replica function"):
+        with pytest.raises(RuntimeError, match="belongs in the replica function"):
             average(jnp.asarray(LOSSES))
         assert float(average(jnp.asarray(LOSSES), global_batch_size=2)) == 2.0
         with pytest.raises(RuntimeError, match="scale_regularization_loss belongs"):

@@ -102,7 +102,7 @@ def test_a_flag_that_the_compiler_does_not_take_is_an_error_with_words(name, fla
 
 
 def test_what_is_no_flag_at_all_is_refused_first():
-    with pytest.raises(ValueError, match="'verbose' is no flag of XLA"):
+    with pytest.raises(ValueError, match="'verbose' is not a flag of XLA"):
         Compiling.of("--xla_dump_hlo_as_text verbose=1")
     assert Compiling.of("--xla_a --xla_b=false --xla_c=3").xla_flags == {
         "xla_a": True,

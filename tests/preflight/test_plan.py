@@ -51,7 +51,7 @@ def test_prices_are_read_from_a_file(tmp_path):
     assert read_prices(str(path)) == {"v5e": 1.2}
     for wrong in ('["v5e"]', '{"v5e": 1.2'):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match="prices of an hour"):
+        with pytest.raises(ValueError, match="prices per hour"):
             read_prices(str(path))
 
 

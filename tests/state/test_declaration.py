@@ -180,7 +180,7 @@ def test_a_name_that_several_patterns_match_is_refused():
 
 
 def test_a_pattern_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="is no pattern"):
+    with pytest.raises(ValueError, match="is not a valid pattern"):
         rx.tpu.LayoutMap({"(": [1]})
 
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if not _NAME.fullmatch(options.name) or len(options.name) > _LONGEST_NAME:
         raise ClusterError(
-            f"--name is {options.name!r}; host names are made of it, so that it must be at most"
+            f"--name is {options.name!r}; host names are made of it, so it must be at most"
             f" {_LONGEST_NAME} small letters, digits and hyphens, with a letter first."
         )
     for name, least in {"workers": 1, "gpus": 0, "port": 1, "max_restarts": 0, "grace": 1}.items():

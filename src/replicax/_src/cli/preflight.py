@@ -135,7 +135,7 @@ def _baseline(path: str | None, names: Sequence[str]) -> Sequence[PreflightRepor
         reports = Sweep.from_json(Path(path).read_text()).reports
     except (ValueError, TypeError, KeyError) as error:
         raise OptionError(
-            f"{path} is no report of preflight ({type(error).__name__}: {error}); --json writes"
+            f"{path} is not a preflight report ({type(error).__name__}: {error}); --json writes"
             " one."
         ) from error
     known = [report.topology for report in reports]

@@ -205,7 +205,7 @@ def parse_address(text: str, where: str) -> Address:
         host.encode("idna")  # as name resolution will
     except UnicodeError as error:
         raise ClusterError(
-            f"{where} has the address {show(text)}, whose host is no name that a network knows:"
+            f"{where} has the address {show(text)}, whose host is not a valid name:"
             f" {error}. The parts of a name between dots have 1 to 63 letters."
         ) from error
     return Address(host, port)

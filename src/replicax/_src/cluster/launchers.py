@@ -89,8 +89,8 @@ def _launched(env: Env, *, ask: bool, is_launcher: bool) -> ClusterFacts | None:
     signs = [*multi_process_signs(env, allocations=not is_launcher), *_library_signs(ask=ask)]
     if signs:
         raise ClusterError(
-            f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
-            f" they meet, so each of them would train its own model. {WRITE_INSTEAD}"
+            f"This process seems to be one of several ({'; '.join(signs)}), but no variable says"
+            f" where they meet, so each of them would train its own model. {WRITE_INSTEAD}"
         )
     return None
 

@@ -328,7 +328,7 @@ def _check_index(index: Any, size: int | None) -> None:
     if isinstance(index, UnknownSize):
         return
     if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
-        give_up("an index that is no number")
+        give_up("an index that is not a number")
     if size is not None and not -size <= index < size:
         give_up("an index out of bounds")
 

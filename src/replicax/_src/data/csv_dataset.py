@@ -291,7 +291,7 @@ class _CsvPreview:
     def _rows(self, file: str) -> Iterator[list[str]]:
         if self._compression == "ZLIB":
             raise InvalidArgumentError(
-                "Columns cannot be learnt from ZLIB files: give column_names and column_defaults."
+                "Columns cannot be inferred from ZLIB files: give column_names and column_defaults."
             )
         with storage.open_file(file) as raw:
             binary: Any = gzip.open(raw) if self._compression else raw  # noqa: SIM115

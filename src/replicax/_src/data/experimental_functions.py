@@ -136,8 +136,8 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
             leaves = [private_copy(to_leaf(leaf)) for leaf in structure.leaves_of(element)]
         except StructureError as error:
             raise StructureError(
-                f"from_list() needs elements that are built alike, and element {place} is not:"
-                f" {error}."
+                f"from_list() needs elements of the same structure, and that of element {place}"
+                f" differs: {error}."
             ) from None
         found = [leaf_spec(leaf) for leaf in leaves]
         require_alike(structure.unflatten(specs or found), structure.unflatten(found), "from_list")

@@ -88,7 +88,7 @@ def _size(value: Any) -> int | None:
         return None
     if isinstance(value, AbstractArray):
         if value.known or value.dtype.kind not in "iu":
-            give_up("a size that is no number")
+            give_up("a size that is not a number")
         return None
     return operator.index(value)
 
@@ -186,7 +186,7 @@ def _transpose(a: Any, *axes: Any) -> AbstractArray:
         return array.T
     order = [_axes(axis, len(array.known))[0] for axis in permutation]
     if sorted(order) != list(range(len(array.known))):
-        give_up("axes that are no permutation")
+        give_up("axes that are not a permutation")
     return AbstractArray(tuple(array.known[place] for place in order), array.dtype)
 
 

@@ -201,8 +201,8 @@ def counted(state: Any, *names: str) -> list[int]:
     found: list[Any] = [as_state(state).get(name) for name in names]
     if any(type(n) is not int or not 0 <= n <= _MOST_ELEMENTS for n in found):
         raise InvalidArgumentError(
-            f"This is no state that `save_state()` returned: {state!r:.200}. It must be a dict in"
-            f" which {' and '.join(names)} are numbers of elements."
+            f"This is not a state that `save_state()` returned: {state!r:.200}. It must be a dict"
+            f" in which {' and '.join(names)} are numbers of elements."
         )
     return found
 

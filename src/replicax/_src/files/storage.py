@@ -356,7 +356,7 @@ class _RangeReader(io.RawIOBase):
         if len(data) != stop - self._at:
             raise OSError(
                 f"{self._path!r} was changed while it was read: {stop - self._at} bytes were"
-                f" expected at byte {self._at}, and {len(data)} came."
+                f" expected at byte {self._at}, but {len(data)} were read."
             )
         into[: len(data)] = data
         self._at = stop

@@ -309,7 +309,7 @@ def refuse_lost(name: str, fn: Callable[..., Any], arguments: Iterable[Any]) -> 
     if lost:
         raise TracingError(
             f"{name} left values of its trace in {', '.join(f'`{place}`' for place in lost[:3])}:"
-            " Python runs once, when the function is traced, so that they would never be set again"
+            " Python runs once, when the function is traced, so they would never be set again"
             " and cannot be used outside. Keep state that the function changes in an rx.Variable,"
             " or return the values and set them outside."
         )

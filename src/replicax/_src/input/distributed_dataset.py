@@ -362,7 +362,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
         is_same_kind = _same_kind(saved.get("source"), self._state)
         if saved.get("version") != _STATE_VERSION or not is_same_kind:
             raise InvalidArgumentError(
-                f"This is no state of a distributed iterator like this one: {state!r:.200}. Pass"
+                f"This is not a state of such a distributed iterator: {state!r:.200}. Pass"
                 f" what its `save_state()` returned, of version {_STATE_VERSION}, or begin a new"
                 " pass with `iter(dataset)`."
             )

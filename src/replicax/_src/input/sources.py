@@ -230,7 +230,7 @@ def source_of(dataset: Any) -> InputSource:
     if isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__"):
         return ForeignSource(dataset)
     raise TypeError(
-        f"{dataset!r} ({type(dataset).__name__}) is no dataset. Pass a rx.data.Dataset, a torch"
+        f"{dataset!r} ({type(dataset).__name__}) is not a dataset. Pass an rx.data.Dataset, a torch"
         " DataLoader, a Grain, Hugging Face or tf.data dataset, a Keras PyDataset, any iterable of"
         " batches, or an rx.extend.InputSource."
     )
@@ -265,8 +265,8 @@ def _column(name: Any, value: Any) -> Any:
         return np.asarray(value)
     except ValueError as error:  # from NumPy 1.24 on
         raise ValueError(
-            f"The rows of {name!r} have different lengths, so that they are no array. Pad them to"
-            " one length before they are batched, for example with the `padding` of a tokenizer."
+            f"The rows of {name!r} have different lengths, so they do not make an array. Pad them"
+            " to one length before they are batched, for example with the `padding` of a tokenizer."
         ) from error
 
 

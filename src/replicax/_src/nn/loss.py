@@ -40,7 +40,7 @@ def compute_average_loss(
     if global_batch_size is None:
         if get_replica_context() is None:
             raise ScopeError(
-                "compute_average_loss without global_batch_size belongs into the replica function:"
+                "compute_average_loss without global_batch_size belongs in the replica function:"
                 " in cross-replica context there is no replica whose share it could compute."
             )
         global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
@@ -110,7 +110,7 @@ def mean_loss(per_example_loss: Any, weights: Any = None) -> jax.Array:
     replica = get_replica_context()
     if replica is None:
         raise ScopeError(
-            "mean_loss belongs into the replica function: in cross-replica context there is no"
+            "mean_loss belongs in the replica function: in cross-replica context there is no"
             " replica whose share it could compute. For an array of all examples use `jnp.mean`."
         )
     precise = jnp.promote_types(losses.dtype, jnp.float32)  # bfloat16 counts only to 256
@@ -159,7 +159,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """
     if get_replica_context() is None:
         raise ScopeError(
-            "scale_regularization_loss belongs into the replica function: in cross-replica context"
+            "scale_regularization_loss belongs in the replica function: in cross-replica context"
             " there is no replica whose share it could compute."
         )
     share: jax.Array = jnp.sum(jnp.asarray(regularization_loss))

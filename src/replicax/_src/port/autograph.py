@@ -720,7 +720,7 @@ class _FunctionBody:
         assigns = contains(body, m.Assign() | m.AugAssign() | m.AnnAssign())
         for target in (target for assign in assigns for target in _targets(assign)):
             if not is_plain_target(target):
-                raise _RefusedError(f"it assigns `{code_of(target)}`, which is no local name.")
+                raise _RefusedError(f"it assigns `{code_of(target)}`, which is not a local name.")
         for call in contains(body, m.Call(m.Attribute())):
             if call.func.attr.value in _MUTATORS and call.func not in self._found.paths:
                 raise _RefusedError(f"it calls `{code_of(call.func)}`, which changes an object.")

@@ -78,7 +78,7 @@ METHODS = {
 # Keras on TensorFlow passes `tf.IndexedSlices` with equal indices to its optimizers.
 _ROWS = (
     "the same layer, with dense gradients. Where an index occurs twice in a batch, Keras on"
-    " TensorFlow squares each part of the gradient alone, so that Adam, RMSprop, Adagrad and others"
+    " TensorFlow squares each part of the gradient alone, so Adam, RMSprop, Adagrad and others"
     " take larger steps there."
 )
 # A table of embeddings that TensorFlow trained would be read at other rows.

@@ -76,7 +76,7 @@ class Compiling:
         pairs = [word.removeprefix("--").partition("=") for word in flags.split()]
         if wrong := [name for name, _, _ in pairs if not name.startswith("xla_")]:
             raise OptionError(
-                f"{wrong[0]!r} is no flag of XLA; they look like --xla_tpu_enable_foo=true."
+                f"{wrong[0]!r} is not a flag of XLA; flags look like --xla_tpu_enable_foo=true."
             )
         # Some options accept "true" and "false", others only booleans.
         values: dict[str, str | bool] = {"": True, "true": True, "false": False}

@@ -250,6 +250,7 @@ def read_prices(path: str) -> dict[str, float]:
         read = None
     if not isinstance(read, dict) or not all(isinstance(v, int | float) for v in read.values()):
         raise OptionError(
-            f'{path} must be such as {{"v5e": 1.2, "h100": 11.0}}: prices of an hour.'
+            f"{path} must map kinds of devices to prices per hour, such as"
+            ' {"v5e": 1.2, "h100": 11.0}.'
         )
     return {kind: float(price) for kind, price in read.items()}

@@ -171,7 +171,7 @@ def limit_of(text: str, hbm: int) -> float:
     """
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
-        raise OptionError(f"{text!r} is no amount of memory; write such as 12GiB, 900MiB or 80%.")
+        raise OptionError(f"{text!r} is not an amount of memory, such as 12GiB, 900MiB or 80%.")
     if match["percent"]:
         return float(match["percent"]) / 100 * hbm
     return float(match["number"]) * _UNITS[match["unit"]]

@@ -258,8 +258,8 @@ class LayoutMap(MutableMapping[str, Sequence[Partition]]):
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise VariableError(
-                f"{pattern!r} is no pattern for names of variables: {error}. It is a regular"
-                " expression, such as 'dense_[0-9]+/kernel'."
+                f"{pattern!r} is not a valid pattern for names of variables: {error}. It is a"
+                " regular expression, such as 'dense_[0-9]+/kernel'."
             ) from error
         self._layouts[pattern] = tuple(partition_dimensions)
 

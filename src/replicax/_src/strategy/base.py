@@ -170,7 +170,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         scope = ScopeMethod(scope)
 
     def __enter__(self) -> NoReturn:
-        raise TypeError("A strategy is no context manager: write `with strategy.scope():`.")
+        raise TypeError("A strategy is not a context manager: write `with strategy.scope():`.")
 
     def __exit__(self, *error: object) -> None: ...
 

@@ -105,9 +105,9 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
                 return values[0], None, None
             if not all(isinstance(v, int | float | complex | np.generic) for v in values):
                 raise TypeError(
-                    f"The replicas hold {list(values)!r}, which differ and are no numbers: compiled"
-                    " code is one program for all replicas. Run without `rx.function`; of variables"
-                    " use the whole one, of which each replica sees its own copy."
+                    f"The replicas hold {list(values)!r}, which differ and are not numbers:"
+                    " compiled code is one program for all replicas. Run without `rx.function`; of"
+                    " variables use the whole one, of which each replica sees its own copy."
                 )
             return x, None, None
         if any(s != specs[0] for s in specs):

@@ -219,7 +219,7 @@ class TPUTopology:
         place = np.asarray(coordinates)
         if place.shape != (MESH_RANK,) or place.dtype.kind not in "iu":
             raise CoordinateError(
-                f"{_short(coordinates)} are no coordinates; a core has four whole numbers:"
+                f"{_short(coordinates)} are not coordinates; a core has four whole numbers:"
                 " x, y, z and the core on its chip."
             )
         if (place < 0).any() or (place >= self._mesh_shape).any():

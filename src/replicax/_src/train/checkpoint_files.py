@@ -200,7 +200,7 @@ def open_below(root: str, name: str) -> Iterator[int]:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
         raise DataLossError(
-            f"{os.path.join(root, name)!r} is behind a link, which is not followed, or is no file."
+            f"{os.path.join(root, name)!r} is not a file, or behind a link, which is not followed."
         ) from None
     finally:
         os.close(fd)

@@ -203,7 +203,9 @@ def _items(x: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Unnamed]]:
     unnamed: list[Unnamed] = []
     for key, value in x.items():
         if not isinstance(key, str | int):
-            why = f"a key of type {type(key).__name__} is no name; use a str or an int as the key"
+            why = (
+                f"a key of type {type(key).__name__} is not a name; use a str or an int as the key"
+            )
             unnamed.append(Unnamed(f"[{key!r}]", why, value))
             if not isinstance(x, weakref.WeakKeyDictionary):
                 unnamed.append(Unnamed(f"[{key!r}]", "a key of a dict is not saved", key))

@@ -73,7 +73,7 @@ def write_token(token: str, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-            raise ClusterError(f"{folder} is not the launcher's own any more. Start it again.")
+            raise ClusterError(f"{folder} no longer belongs to this launcher. Start it again.")
         with contextlib.suppress(FileExistsError):
             name = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(name, "w") as file:

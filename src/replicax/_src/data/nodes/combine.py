@@ -243,7 +243,7 @@ def require_alike(first: Any, second: Any, verb: str) -> None:
     problem = _difference(first, second)
     if problem:
         raise StructureError(
-            f"{verb}() joins datasets with elements built alike, but {problem}:"
+            f"{verb}() needs elements of the same structure, but {problem}:"
             f" {first} and {second}. Bring one to the form of the other with `map`."
         )
 

@@ -61,7 +61,7 @@ class Column:
                 return self.dtype.type(int(text))
         except (ValueError, OverflowError):
             pass
-        raise InvalidArgumentError(f"{where} is no {self.dtype}: {field[:40]!r}.")
+        raise InvalidArgumentError(f"{where} is not of dtype {self.dtype}: {field[:40]!r}.")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CsvRules:
         chosen = None if selected is None else tuple(int(place) for place in selected)
         if chosen is not None and list(chosen) != sorted(set(chosen)):
             raise InvalidArgumentError(
-                f"{verb}(): the numbers of the chosen columns must grow, got {list(chosen)}."
+                f"{verb}(): the indices of the chosen columns must increase, got {list(chosen)}."
             )
         columns = tuple(Column.of(default, verb) for default in defaults)
         if chosen is not None and len(chosen) != len(columns):
@@ -146,7 +146,8 @@ class CsvRules:
             end = record.find(_QUOTE, end)
             if end < 0:
                 raise InvalidArgumentError(
-                    f"Record {number} has a field whose quotes do not end: {record[start:][:40]!r}."
+                    f"Record {number} has a quoted field without its closing quote:"
+                    f" {record[start:][:40]!r}."
                 )
             if record[end + 1 : end + 2] != _QUOTE:
                 break
