@@ -38,7 +38,7 @@ def test_without_faults_nothing_happens():
 @pytest.mark.parametrize(
     "text", ["input", "nowhere:kill", "input:dance", "input:kill@x", "input:@1"]
 )
-def test_a_fault_that_makes_no_sense_is_refused(text):
+def test_an_invalid_fault_is_refused(text):
     with pytest.raises(ReplicaxError, match="is not POINT:ACTION@N"):
         arm(text)
 

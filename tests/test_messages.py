@@ -199,7 +199,7 @@ rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 """
 
 
-def test_virtual_devices_that_come_too_late_are_told_so():
+def test_virtual_devices_that_come_too_late_are_reported():
     result = run_fresh(LATE)
     assert "REPLICAX_CPU_DEVICES=2 is in the environment now, but was not" in result.stderr
 
@@ -212,7 +212,7 @@ with rx.distribute.MirroredStrategy().scope():
 
 
 @pytest.mark.parametrize("library", ["jax", "keras"])
-def test_a_program_with_the_name_of_a_library_is_told_so(library, tmp_path):
+def test_a_program_with_the_name_of_a_library_is_reported(library, tmp_path):
     program = tmp_path / f"{library}.py"
     program.write_text(PROGRAM)
 

@@ -43,7 +43,7 @@ def test_the_lines_say_ok_or_not_and_what_to_do(capsys, monkeypatch):
     assert lines[at + 1].strip() == "-> Set KERAS_BACKEND=jax in the environment."
 
 
-def test_another_backend_in_the_file_of_keras_is_told(capsys, tmp_path):
+def test_another_backend_in_the_file_of_keras_is_reported(capsys, tmp_path):
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras" / "keras.json").write_text('{"backend": "tensorflow"}')
 
@@ -77,7 +77,7 @@ def test_a_host_that_does_not_exist_is_named(capsys, monkeypatch):
     assert "no such host: no-such-host.invalid:1234" in cluster["said"]
 
 
-def test_a_place_where_no_checkpoint_can_be_written_is_told(capsys, tmp_path):
+def test_a_place_where_no_checkpoint_can_be_written_is_reported(capsys, tmp_path):
     (tmp_path / "file").write_text("in the way")
 
     checkpoints = findings(capsys, "--checkpoints", str(tmp_path / "file"))["checkpoints"]
@@ -101,7 +101,7 @@ def test_workers_that_ask_together_meet_and_add_up(tmp_path):
 
 
 @pytest.mark.multi_process
-def test_two_workers_of_one_index_are_told_so(tmp_path):
+def test_two_workers_of_one_index_are_reported(tmp_path):
     with Gang(tmp_path, 2, REPLICAX_JOIN_TIMEOUT="8") as gang:
         for _ in range(2):
             gang.start(0, program="patient")
@@ -112,7 +112,7 @@ def test_two_workers_of_one_index_are_told_so(tmp_path):
     assert "index 0" in said
 
 
-def test_checkpoints_without_orbax_are_told(capsys, tmp_path, monkeypatch):
+def test_checkpoints_without_orbax_are_reported(capsys, tmp_path, monkeypatch):
     known = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda n: None if "orbax" in n else known(n))
 

@@ -144,7 +144,7 @@ def test_an_output_that_nobody_reads_gives_one_warning(capfd):
     assert capfd.readouterr().err.count("can no longer be shown") == 1
 
 
-def test_a_full_disk_gives_one_warning_and_the_worker_goes_on(capfd):
+def test_a_full_disk_gives_one_warning_and_the_worker_continues(capfd):
     out = io.StringIO()
     splitter = OutputSplitter(Console(out), "[w] ", log := Log(None), lambda _: None)
     log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115

@@ -369,7 +369,7 @@ def test_a_port_that_another_process_holds_is_named_before_anything_starts(tmp_p
 
 
 @pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o644, True)])
-def test_a_token_that_others_can_read_is_told(tmp_path, mode, warns):
+def test_a_token_that_others_can_read_is_reported(tmp_path, mode, warns):
     path = tmp_path / "token"
     path.write_text("a secret of this run")
     path.chmod(mode)
@@ -429,7 +429,7 @@ def test_workers_do_not_wait_for_one_that_has_ended_before_it_came(tmp_path, cod
         assert re.search(rf"worker {index} \(.*\) exited with code 1", said)
 
 
-def test_no_folder_for_temporary_files_is_told(tmp_path):
+def test_no_folder_for_temporary_files_is_reported(tmp_path):
     program = written(tmp_path, "print('here')")
 
     done = subprocess.run(
@@ -574,7 +574,7 @@ def test_several_hosts_need_a_secret_and_are_told_how_to_make_one(tmp_path):
         (["--workers", "2", "--devices-per-worker", "0"], "must be at least 1"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, fault, capsys):
+def test_invalid_arguments_are_refused(arguments, fault, capsys):
     assert main(["launch", *arguments, "train.py"]) == 2
     assert fault in " ".join(capsys.readouterr().err.split())
 

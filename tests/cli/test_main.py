@@ -36,7 +36,7 @@ def test_a_launcher_without_standard_streams_launches(tmp_path, closed):
     assert (tmp_path / "done").read_text() == "done"
 
 
-def test_a_closed_pipe_is_no_traceback():
+def test_a_closed_pipe_prints_no_traceback():
     result = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m replicax doctor | head -c 1"],
         capture_output=True,

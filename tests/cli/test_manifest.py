@@ -104,7 +104,7 @@ def find(value, key):
         (["--workers", "0"], "--workers is 0; it must be at least 1"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(capsys, arguments, fault):
+def test_invalid_arguments_are_refused(capsys, arguments, fault):
     assert main(["manifest", "job", "--image", "x", *arguments, "x.py"]) == 2
     assert fault in capsys.readouterr().err
 

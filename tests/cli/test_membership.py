@@ -176,7 +176,7 @@ def test_membership_counts_hosts():
         ([0, 1, 0], 3, 1),
     ],
 )
-def test_ssh_goes_on_with_enough_hosts(codes, least, fatal):
+def test_ssh_continues_with_enough_hosts(codes, least, fatal):
     assert _fatal(codes, least) == fatal
 
 

@@ -533,7 +533,7 @@ def test_a_notebook_is_ported_with_its_magics(tmp_path):
     assert made[5]["outputs"] == [1]
 
 
-def test_a_line_that_begins_with_an_operator_is_no_magic():
+def test_a_line_that_begins_with_an_operator_is_not_a_magic():
     cells = [
         "import tensorflow as tf\nprint('%d %s'\n  % (1, tf.zeros([2])))",
         'text = """\n%matplotlib inline\n"""\ny = 7 \\\n  % tf.rank(x)',

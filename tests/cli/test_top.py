@@ -71,7 +71,7 @@ def replicax_command(*arguments):
 
 
 @pytest.mark.multi_process
-def test_a_run_is_seen_while_it_goes_on_and_told_of_at_its_end(tmp_path, monkeypatch):
+def test_a_run_is_seen_while_it_runs_and_summarized_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     program, stop, report = tmp_path / "train.py", tmp_path / "stop", tmp_path / "run.html"
     program.write_text(textwrap.dedent(PROGRAM))

@@ -88,7 +88,7 @@ def test_an_index_is_a_whole_number_also_as_text_or_numpys(value, index):
     ],
     ids=lambda value: repr(value)[:12],
 )
-def test_a_number_that_is_no_index_is_a_value_error(value):
+def test_a_number_that_is_not_an_index_is_a_value_error(value):
     with pytest.raises(ClusterError, match="task_id is"):
         to_index(value, "task_id")
 
@@ -96,7 +96,7 @@ def test_a_number_that_is_no_index_is_a_value_error(value):
 @pytest.mark.parametrize(
     "value", [None, True, False, [], {}, b"1", [1], 1j, np.True_, np.array([1])], ids=repr
 )
-def test_a_value_of_another_kind_is_no_index(value):
+def test_a_value_of_another_kind_is_not_an_index(value):
     with pytest.raises(ClusterTypeError, match="task_id is"):
         to_index(value, "task_id")
 

@@ -385,7 +385,7 @@ def test_replicax_alone_wins_over_every_launcher(launched):
 
 
 @pytest.mark.parametrize("text", ["0", "", "false", "False", "no", "off"])
-def test_replicax_alone_is_no_insistence_if_it_says_no(launched, text):
+def test_replicax_alone_set_to_0_has_no_effect(launched, text):
     launched({"WORLD_SIZE": "2", "REPLICAX_ALONE": text})
 
     with pytest.raises(ClusterError, match=r"RANK not set|REPLICAX_ALONE is"):
@@ -470,7 +470,7 @@ ALLOCATIONS = [
 
 
 @pytest.mark.parametrize("name", [*LAUNCHERS, *RANKED_SIGNS])
-def test_launcher_that_another_one_starts_several_times_is_told(launched, name):
+def test_launcher_that_another_one_starts_several_times_is_reported(launched, name):
     launched(LAUNCHERS[name][0] if name in LAUNCHERS else SIGNS[name])
 
     assert re.search("worker 1 of 2|one of several", others(is_launcher=True))
@@ -630,7 +630,7 @@ def test_vertex_pools_in_the_order_of_their_ranks(launched):
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", '{"cluster": {}, "task": {"type": "workerpool2", "index": 0}}']
 )
-def test_vertex_cluster_that_makes_no_sense_is_refused(launched, text):
+def test_invalid_vertex_cluster_is_refused(launched, text):
     launched({"CLUSTER_SPEC": text})
 
     with pytest.raises(ClusterError, match="CLUSTER_SPEC"):

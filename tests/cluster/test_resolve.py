@@ -144,7 +144,7 @@ def test_a_resolver_that_answers_something_else_is_refused(answer):
 
 
 @pytest.mark.parametrize("resolver", [5, "TF_CONFIG", PAGE, ClusterSpec(PAGE)], ids=repr)
-def test_something_that_is_no_resolver_is_refused(resolver):
+def test_something_that_is_not_a_resolver_is_refused(resolver):
     with pytest.raises(ClusterTypeError, match="it must be a ClusterResolver"):
         resolve_cluster(resolver)
 
@@ -199,7 +199,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("cluster", "task_type", "task_id", "message"), BAD)
-def test_a_cluster_or_task_that_makes_no_sense_is_refused(cluster, task_type, task_id, message):
+def test_an_invalid_cluster_or_task_is_refused(cluster, task_type, task_id, message):
     with pytest.raises(ClusterError, match=message):
         resolve(cluster, task_type, task_id)
 
@@ -434,7 +434,7 @@ def test_two_slurm_jobs_do_not_share_a_port(set_all):
     ],
     ids=str,
 )
-def test_a_slurm_shell_or_a_single_task_is_no_cluster(set_all, changes):
+def test_a_slurm_shell_or_a_single_task_is_not_a_cluster(set_all, changes):
     set_all(SLURM, **changes)
 
     assert detect() is None
@@ -488,7 +488,7 @@ def test_open_mpi_that_does_not_say_where_is_refused(set_all):
         detect()
 
 
-def test_one_open_mpi_process_is_no_cluster(set_all):
+def test_one_open_mpi_process_is_not_a_cluster(set_all):
     set_all(OPEN_MPI, OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="0")
 
     assert detect() is None
@@ -509,7 +509,7 @@ def test_tpu_processes_on_one_host_meet_beside_the_ports_of_libtpu(set_all):
     assert detect().addresses == ("t0:8482", "t0:8483", "t1:8482")
 
 
-def test_one_tpu_host_is_no_cluster(set_all):
+def test_one_tpu_host_is_not_a_cluster(set_all):
     set_all(TPU, TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
 
     assert detect() is None

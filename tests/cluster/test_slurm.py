@@ -167,7 +167,7 @@ def test_numbers_that_do_not_add_up_are_a_runtime_error(step, arguments, message
 
 
 @pytest.mark.parametrize("rank", ["x", "", "-1", "1.5"])
-def test_a_rank_that_is_no_number_is_a_value_error(step, rank):
+def test_a_rank_that_is_not_a_number_is_a_value_error(step, rank):
     step(rank=rank, tasks=1, hosts="a", counts="1")
 
     with pytest.raises(ClusterError, match="SLURM_PROCID"):
@@ -193,7 +193,7 @@ def test_tasks_per_node_may_be_any_whole_number(step, tasks_per_node):
 
 
 @pytest.mark.parametrize("tasks_per_node", [-1, "x", 1.5, {"a": -1}], ids=repr)
-def test_tasks_per_node_that_is_no_whole_number_is_refused_by_its_name(step, tasks_per_node):
+def test_tasks_per_node_that_is_not_a_whole_number_is_refused_by_its_name(step, tasks_per_node):
     step(tasks=1, hosts="a", counts="1")
 
     with pytest.raises(ClusterError, match="tasks_per_node"):

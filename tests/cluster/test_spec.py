@@ -105,7 +105,7 @@ def test_an_unknown_task_is_a_value_error_that_lists_the_indices(index):
 
 
 @pytest.mark.parametrize("cluster", [None, [], "worker", 5, [("worker", ["a:1"])]])
-def test_a_cluster_that_is_no_mapping_is_a_type_error(cluster):
+def test_a_cluster_that_is_not_a_mapping_is_a_type_error(cluster):
     with pytest.raises(ClusterTypeError, match="must map job names to addresses"):
         ClusterSpec(cluster)
 

@@ -181,7 +181,7 @@ NOT_JSON = [
 
 
 @pytest.mark.parametrize("text", NOT_JSON)
-def test_text_that_is_no_json_is_refused_at_its_character(set_tf_config, text):
+def test_text_that_is_not_json_is_refused_at_its_character(set_tf_config, text):
     set_tf_config(text)
     resolver = TFConfigClusterResolver()
 
@@ -227,7 +227,7 @@ def test_common_slips_get_a_hint(set_tf_config, text, hint):
 @pytest.mark.parametrize(
     "text", ["null", "5", "1.5", "true", '"text"', "[]", "[{}]", '["cluster"]']
 )
-def test_json_that_is_no_object_is_a_type_error(set_tf_config, text):
+def test_json_that_is_not_an_object_is_a_type_error(set_tf_config, text):
     set_tf_config(text)
 
     with pytest.raises(ClusterTypeError, match=r"TF_CONFIG is .* must be a JSON object"):
@@ -321,7 +321,7 @@ def test_a_bad_task_index_is_refused_by_its_key(set_tf_config, value):
 
 
 @pytest.mark.parametrize("value", BAD_TASKS)
-def test_a_task_that_is_no_object_is_refused_by_its_key(set_tf_config, value):
+def test_a_task_that_is_not_an_object_is_refused_by_its_key(set_tf_config, value):
     set_tf_config(f'{{"cluster": {{}}, "task": {value}}}')
 
     with pytest.raises(ClusterTypeError, match=r'TF_CONFIG\["task"\] is'):
@@ -339,7 +339,7 @@ def test_a_misspelt_key_of_the_task_is_refused(set_tf_config, key):
 
 @pytest.mark.parametrize("key", ["rpc_layer", "session_master"])
 @pytest.mark.parametrize("value", [5, True, [], {}, 0])
-def test_a_protocol_or_master_that_is_no_text_is_refused(set_tf_config, key, value):
+def test_a_protocol_or_master_that_is_not_text_is_refused(set_tf_config, key, value):
     set_tf_config({**TWO, key: value})
 
     with pytest.raises(ClusterTypeError, match=key):
@@ -347,7 +347,7 @@ def test_a_protocol_or_master_that_is_no_text_is_refused(set_tf_config, key, val
 
 
 @pytest.mark.parametrize("value", ["one", -1, 1.5, ""])
-def test_an_argument_that_is_no_index_is_refused_on_use(value):
+def test_an_argument_that_is_not_an_index_is_refused_on_use(value):
     resolver = TFConfigClusterResolver(task_id=value)
 
     with pytest.raises(ClusterError, match="task_id is"):

@@ -119,7 +119,7 @@ def test_the_example_trains(tmp_path):
     ("fault", "cause"),
     [("killed", "was killed, or crashed"), ("raised", "ValueError: a wrong turn")],
 )
-def test_the_run_goes_on_from_its_last_checkpoint(tmp_path, fault, cause):
+def test_the_run_continues_from_its_last_checkpoint(tmp_path, fault, cause):
     metrics = run_example(tmp_path, fault)
 
     assert (metrics["step"], metrics["weights"]) == (6, 6.0)

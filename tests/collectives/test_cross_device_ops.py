@@ -199,7 +199,7 @@ def test_the_device_that_adds_is_found_by_its_replica_and_not_by_its_number():
     assert components(run()) == [[6.0] * 5] * 4
 
 
-def test_a_device_that_is_no_replicas_leaves_the_adding_to_the_first():
+def test_a_device_that_is_not_a_replicas_leaves_the_adding_to_the_first():
     strategy = mirrored(4, first=4, cross_device_ops=D.ReductionToOneDevice("CPU:0"))
     run = rx.function(
         lambda: strategy.run(lambda: context().all_reduce("SUM", jnp.ones(5) * replica_id()))
@@ -263,7 +263,7 @@ class FromScratch(D.CrossDeviceOps):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_class_of_ones_own_may_return_plain_arrays(way):
+def test_a_user_defined_class_may_return_plain_arrays(way):
     strategy = mirrored(2, cross_device_ops=FromScratch())
 
     result = way(strategy, lambda: context().all_reduce("SUM", replica_id() + 1))
@@ -356,7 +356,7 @@ class TestDirectCalls:
             calls[verb]()
 
     @pytest.mark.parametrize("pairs", [[1], 3, [(1, 2, 3)], "ab"])
-    def test_what_is_no_pair_is_refused(self, pairs):
+    def test_what_is_not_a_pair_is_refused(self, pairs):
         with pytest.raises(ValueError, match="must be a list of"):
             self.ops.batch_reduce("SUM", pairs)
 
@@ -373,7 +373,7 @@ class TestDirectCalls:
         ]
 
 
-def test_a_strategy_refuses_what_is_no_cross_device_ops():
+def test_a_strategy_refuses_what_is_not_a_cross_device_ops():
     with pytest.raises(ValueError, match=r"cross_device_ops must be a rx\.distribute"):
         mirrored(2, cross_device_ops="nccl")
 

@@ -234,7 +234,7 @@ def test_uneven_rows_are_gathered_and_their_gradients_cut(staged):
     assert components(gradient) == [[], [[3.0, 3.0]], [[6.0, 6.0], [9.0, 9.0]]]
 
 
-def test_rows_that_change_under_a_jit_of_the_users_are_refused_in_words():
+def test_rows_that_change_under_a_jit_of_the_users_are_refused_with_advice():
     strategy = mirrored(2)
     gather = jax.jit(lambda x: context().all_gather(x, axis=0))
 

@@ -259,7 +259,7 @@ class TestSetStrategy:
 
         assert not D.has_strategy()
 
-    def test_what_is_no_strategy_is_refused(self):
+    def test_what_is_not_a_strategy_is_refused(self):
         with pytest.raises(TypeError, match="needs a strategy, or None"):
             D.experimental_set_strategy("mirrored")
 

@@ -132,7 +132,7 @@ def test_variables_are_reduced_by_their_value(way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verb", ["all_reduce", "all_gather"])
 @pytest.mark.parametrize("bad", ["text", object(), b"x"])
-def test_what_is_no_array_is_refused_by_name(way, verb, bad):
+def test_what_is_not_an_array_is_refused_by_name(way, verb, bad):
     calls = {
         "all_reduce": lambda: context().all_reduce("SUM", [bad]),
         "all_gather": lambda: context().all_gather([bad], axis=0),

@@ -47,7 +47,7 @@ def test_a_generator_may_yield_a_tuple_wherever_it_may_yield_a_list(value):
     assert found == ([value, 1] if is_regular(value) else "error")
 
 
-def test_a_tuple_is_no_scalar():
+def test_a_tuple_is_not_a_scalar():
     signature = rx.TensorSpec((), np.int64), rx.TensorSpec((), np.int64)
     assert outcome(((1, 2), 3), signature) == "error"
 
@@ -94,7 +94,7 @@ def epochs(*sizes):
     return Dataset.from_generator(lambda: iter(range(left.pop(0))), np.int64)
 
 
-def test_a_repeated_shuffle_goes_on_after_an_empty_epoch():
+def test_a_repeated_shuffle_continues_after_an_empty_epoch():
     assert sorted(ints(epochs(1, 0, 2, 0, 0, 1).shuffle(2).repeat().take(4))) == [0, 0, 0, 1]
 
 
@@ -151,7 +151,7 @@ CARDINALITIES = {
 
 
 @pytest.mark.parametrize("name", CARDINALITIES)
-def test_cardinalities_of_endless_datasets(name):
+def test_cardinalities_of_infinite_datasets(name):
     dataset, count = CARDINALITIES[name]
     assert dataset.cardinality() == count
     if count >= 0:

@@ -34,7 +34,7 @@ LIBRARY = Library(rx.data, rx.io, rx.random.set_seed, fails, asks, rx.TensorSpec
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_iterator_goes_on_as_tensorflows_does(name):
+def test_an_iterator_continues_as_tensorflows_does(name):
     found, expected = errors(LIBRARY, name), ANSWERS[name]
 
     if name.startswith("shuffle"):  # ours reads one element further ahead
@@ -162,7 +162,7 @@ def interrupts_at(*calls):
 
 
 @given(calls=st.sets(st.integers(1, 30), max_size=4), size=st.integers(1, 4))
-def test_an_interrupted_iterator_goes_on_with_the_element_that_was_interrupted(calls, size):
+def test_an_interrupted_iterator_continues_with_the_element_that_was_interrupted(calls, size):
     dataset = Dataset.range(20).map(interrupts_at(*calls)).batch(size)
     expected = outcomes(iter(Dataset.range(20).map(fails(9)).batch(size)))
     iterator, found = iter(dataset), []
@@ -196,7 +196,7 @@ def test_a_step_that_fails_is_raised_and_the_next_follows(num_replicas, policy, 
     assert found == [[0, 1, 2, 3], "error", [8, 9, 10, 11], [12, 13, 14, 15], "end"]
 
 
-def test_a_dataset_function_goes_on_too():
+def test_a_dataset_function_continues_too():
     strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     dataset = strategy.distribute_datasets_from_function(
         lambda _: Dataset.range(8).map(fails(2, 5)).batch(1)
@@ -209,7 +209,7 @@ def test_a_dataset_function_goes_on_too():
     assert found == [[0, 1], "error", [3, 4], "error", [6, 7], "end"]
 
 
-def test_another_librarys_loader_goes_on_too():
+def test_another_librarys_loader_continues_too():
     class Loader:
         def __iter__(self):
             return map(fails(1), [np.int64(k) for k in range(3)])

@@ -92,7 +92,7 @@ def test_the_state_is_small_and_plain():
     assert len(json.dumps(iterator.save_state())) < 300
 
 
-def test_restoring_far_into_an_endless_dataset_skips_whole_epochs():
+def test_restoring_far_into_an_infinite_dataset_skips_whole_epochs():
     dataset = Dataset.range(1000).shuffle(1000, seed=5).repeat()
     iterator = iter(dataset)
     state = {**iterator.save_state(), "position": 10**9 + 3}
@@ -262,7 +262,7 @@ def is_meant(place, how):
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_a_state_that_was_tampered_with_is_refused_or_says_where_to_go_on(data):
+def test_a_state_that_was_tampered_with_is_refused_or_says_where_to_continue(data):
     def make():
         dataset = Dataset.range(12).shuffle(5).repeat(2).batch(3)
         if is_distributed:

@@ -56,7 +56,7 @@ class Attributes:
         lambda x: collections.defaultdict(list, {"z": x}),
     ],
 )
-def test_an_element_of_ones_own_type_keeps_it(make, tmp_path):
+def test_an_element_of_a_user_defined_type_keeps_it(make, tmp_path):
     dataset = Dataset.range(4).map(make)
     steps = {
         "alone": dataset,
@@ -76,7 +76,7 @@ def test_an_element_of_ones_own_type_keeps_it(make, tmp_path):
     assert type(next(iter(dataset.batch(2)))) is type(make(0))
 
 
-def test_batches_of_a_class_that_jax_knows_are_divided_and_of_others_refused_with_words(two):
+def test_batches_of_a_class_that_jax_knows_are_divided_and_of_others_refused_with_advice(two):
     @dataclasses.dataclass
     class Pair:
         a: object
@@ -94,7 +94,7 @@ def test_batches_of_a_class_that_jax_knows_are_divided_and_of_others_refused_wit
     assert int(two.reduce("SUM", total, axis=None)) == 18
 
 
-def test_slices_and_generators_of_ones_own_type_keep_it():
+def test_slices_and_generators_of_a_user_defined_type_keep_it():
     slices = Dataset.from_tensor_slices(Point(np.arange(2), np.arange(2)))
     made = Dataset.from_generator(lambda: iter([Point(1, 2.5)]))
 
@@ -232,14 +232,14 @@ def test_what_was_saved_is_loaded(count, files, width, tmp_path_factory):
     assert all(loaded.element_spec[1].is_compatible_with(b) for _, b, _ in loaded)
 
 
-def test_a_folder_of_tensorflow_is_refused_with_words(tmp_path):
+def test_a_folder_of_tensorflow_is_refused_with_advice(tmp_path):
     (tmp_path / "dataset_spec.pb").write_bytes(b"")
 
     with pytest.raises(rx.errors.DataLossError, match="saved by TensorFlow"):
         Dataset.load(tmp_path)
 
 
-def test_elements_of_ones_own_class_are_loaded_with_their_spec(tmp_path):
+def test_elements_of_a_user_defined_class_are_loaded_with_their_spec(tmp_path):
     dataset = Dataset.range(3).map(lambda x: Point(x, x * 2))
     dataset.save(tmp_path)
 
@@ -428,7 +428,7 @@ def test_a_csv_file_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch
         assert [(int(k), text, float(x)) for k, text, x in dataset] == expected
 
 
-def test_an_iterator_over_csv_files_goes_on_after_a_bad_record_and_is_restored(tmp_path):
+def test_an_iterator_over_csv_files_continues_after_a_bad_record_and_is_restored(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("1\nx\n3\n4\n")
     iterator = iter(rx.data.experimental.CsvDataset(path, [np.int32]))

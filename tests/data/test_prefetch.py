@@ -86,7 +86,7 @@ def test_the_thread_ends_when_the_consumer_raises():
     assert wait_for_no_threads()
 
 
-def test_an_error_comes_in_its_place_and_the_thread_goes_on_to_the_end():
+def test_an_error_comes_in_its_place_and_the_thread_continues_to_the_end():
     iterator = iter(Dataset.range(10).map(lambda x: 7 // (3 - int(x))).prefetch(2))
     good = [int(next(iterator)) for _ in range(3)]
 

@@ -44,7 +44,7 @@ def test_memory_stays_flat_over_many_epochs():
     assert after - before < 100_000
 
 
-def test_an_endless_iterator_stays_flat():
+def test_an_infinite_iterator_stays_flat():
     iterator = iter(Dataset.range(1000).shuffle(100).repeat().batch(10))
     for _ in range(2000):
         next(iterator)

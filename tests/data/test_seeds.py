@@ -85,7 +85,7 @@ print(json.dumps([state, [[int(x) for x in row] for row in iterator]]))
 
 
 @pytest.mark.parametrize("again", ["again", "once"])
-def test_unseeded_shuffles_that_a_function_refers_to_go_on_alike_in_another_process(again):
+def test_unseeded_shuffles_that_a_function_refers_to_continue_alike_in_another_process(again):
     def run(*args):
         done = subprocess.run(
             [sys.executable, "-c", CAPTURED, *args], capture_output=True, text=True, check=True

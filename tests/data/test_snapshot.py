@@ -54,7 +54,7 @@ def test_random_reader_can_be_restored(tmp_path):
     assert sorted(begun + rest) == list(range(9))
 
 
-def test_endless_dataset_is_refused(tmp_path):
+def test_infinite_dataset_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no end"):
         D.range(3).repeat().snapshot(tmp_path, None, one_by_one)
 

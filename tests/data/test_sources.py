@@ -119,14 +119,14 @@ def test_a_signature_converts_and_checks():
     assert [e["x"].dtype.name for e in dataset] == ["float32", "float32"]
 
 
-def test_a_generator_that_breaks_its_signature_is_told_where():
+def test_a_generator_that_breaks_its_signature_is_reported_with_its_place():
     dataset = Dataset.from_generator(lambda: [[1], [1, 2]], output_signature=TensorSpec([1]))
 
     with pytest.raises(InvalidArgumentError, match=r"Element 1 .* shape \(2,\), where \(1,\) was"):
         list(dataset)
 
 
-def test_a_generator_of_the_wrong_dtype_is_told_where():
+def test_a_generator_of_the_wrong_dtype_is_reported_with_its_place():
     dataset = Dataset.from_generator(lambda: [1, "a"], output_signature=TensorSpec([], np.int32))
 
     with pytest.raises(InvalidArgumentError, match=r"Element 1 .*'a'.*converted to int32"):
@@ -240,12 +240,12 @@ def test_negative_counts_mean_all():
     assert Dataset.range(5).repeat(-1).cardinality() == INFINITE_CARDINALITY
 
 
-def test_repeating_nothing_for_ever_ends():
+def test_repeating_nothing_forever_ends():
     assert ints(Dataset.range(0).repeat()) == []
     assert ints(Dataset.range(5).filter(lambda x: x > 9).repeat()) == []
 
 
-def test_an_endless_dataset_has_no_length():
+def test_an_infinite_dataset_has_no_length():
     with pytest.raises(TypeError, match=r"The dataset is infinite"):
         len(Dataset.range(3).repeat())
     with pytest.raises(TypeError, match=r"The dataset length is unknown"):

@@ -38,7 +38,7 @@ def test_files_can_be_compressed(tmp_path, options):
 
 
 @pytest.mark.parametrize("options", [None, "GZIP"])
-def test_flushed_records_can_be_read_while_writing_goes_on(tmp_path, options):
+def test_flushed_records_can_be_read_while_writing_continues(tmp_path, options):
     path = tmp_path / "a"
     writer = TFRecordWriter(path, options)
     writer.write(b"one")

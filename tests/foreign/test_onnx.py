@@ -45,7 +45,7 @@ def test_export_to_onnx_has_the_trained_values(tmp_path, model, strategy):
         np.testing.assert_allclose(run(path), expected, atol=1e-5)
 
 
-def test_training_goes_on_after_an_export(tmp_path, model):
+def test_training_continues_after_an_export(tmp_path, model):
     path = str(tmp_path / "model.onnx")
     model.export(path, format="onnx", verbose=False)
     exported = model.predict(X, verbose=0)

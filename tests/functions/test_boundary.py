@@ -32,7 +32,7 @@ THING = Thing()
     [None, "text", b"bytes", THING, (), [], {}, {"a": None, "b": ["text", (THING,)]}],
     ids=["None", "text", "bytes", "an object", "()", "[]", "{}", "a structure"],
 )
-def test_what_is_no_array_comes_back_as_it_is(result):
+def test_what_is_not_an_array_comes_back_as_it_is(result):
     f = rx.function(lambda x: result)
 
     assert f(jnp.ones(2)) == result

@@ -134,7 +134,7 @@ def test_many_objects_do_not_count_as_retracing(caplog):
     assert caplog.records == []
 
 
-def test_retracing_again_and_again_is_told_once_with_the_reason(caplog):
+def test_retracing_again_and_again_is_reported_once_with_the_reason(caplog):
     f = rx.function(lambda x, n: x * n)
 
     with caplog.at_level(logging.WARNING, "replicax"):

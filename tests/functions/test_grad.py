@@ -209,7 +209,7 @@ def test_a_variable_of_integers_has_no_gradient():
     ],
     ids=["an array", "nothing", "a pair"],
 )
-def test_a_loss_that_is_no_scalar_is_refused(result, words):
+def test_a_loss_that_is_not_a_scalar_is_refused(result, words):
     v = rx.Variable(1.0)
 
     with pytest.raises(TypeError, match=words):

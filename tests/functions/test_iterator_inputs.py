@@ -372,7 +372,7 @@ def test_a_pipeline_that_fails_in_the_middle_of_a_loop_fails_in_its_turn():
     assert int(total) == 0 + 1 + 2
 
 
-def test_elements_of_another_size_are_traced_anew_and_found_again():
+def test_elements_of_another_size_are_traced_once_and_found_again():
     traces = []
 
     @rx.function

@@ -28,7 +28,7 @@ def test_what_is_read_becomes_an_input_and_what_is_written_an_output():
     assert (float(a), float(b), float(c)) == (1.0, 2.0, 3.0)
 
 
-def test_a_variable_that_is_only_replaced_is_no_input():
+def test_a_variable_that_is_only_replaced_is_not_an_input():
     v = rx.Variable(jnp.ones(3))
 
     def body(x):

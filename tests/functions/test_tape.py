@@ -456,7 +456,7 @@ class TestUse:
         with pytest.raises(ValueError, match="first dimension"):
             tape.batch_jacobian(jnp.ones((2, 3)), jnp.ones((3, 3)))
 
-    def test_goes_on_recording_when_it_is_entered_again(self):
+    def test_continues_recording_when_it_is_entered_again(self):
         v = rx.Variable(3.0)
         tape = rx.GradientTape()
         with tape:

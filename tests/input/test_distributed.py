@@ -205,7 +205,7 @@ def test_the_specs_say_what_elements_look_like(two):
 
 @settings(max_examples=25)
 @given(st.integers(0, 9), st.booleans())
-def test_a_saved_iterator_goes_on_exactly_where_it_stood(taken, by_file):
+def test_a_saved_iterator_continues_exactly_where_it_stood(taken, by_file):
     strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     options = rx.data.Options()
     policy = rx.data.experimental.AutoShardPolicy
@@ -224,7 +224,7 @@ def test_a_saved_iterator_goes_on_exactly_where_it_stood(taken, by_file):
     assert [local(strategy, b) for b in again] == rest
 
 
-def test_a_state_goes_on_with_another_number_of_replicas(two):
+def test_a_state_continues_with_another_number_of_replicas(two):
     four = rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
     dataset = rx.data.Dataset.range(32).shuffle(32, seed=1).batch(8)
     iterator = iter(two.experimental_distribute_dataset(dataset))

@@ -115,7 +115,7 @@ def test_the_next_batch_follows_whatever_the_data(tmp_path, two, kind, cut):
 
 
 @pytest.mark.parametrize("name", ["one", "tpu"])
-def test_every_strategy_goes_on_with_the_next_batch(tmp_path, name):
+def test_every_strategy_continues_with_the_next_batch(tmp_path, name):
     strategy = STRATEGIES[name]()
     whole, expected = fit(strategy, tmp_path / "whole", DATA["dataset"])
     before, _ = fit(strategy, tmp_path / "cut", DATA["dataset"], (1, 0))
@@ -158,7 +158,7 @@ def on_workers(folder):
 
 
 @pytest.mark.multi_process
-def test_workers_go_on_with_the_next_batch_and_one_machine_with_theirs(tmp_path, two):
+def test_workers_continue_with_the_next_batch_and_one_machine_with_theirs(tmp_path, two):
     reports = run_in_processes(on_workers, 2, 1, args=(str(tmp_path),))
 
     wholes = []

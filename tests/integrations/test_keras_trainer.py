@@ -274,7 +274,7 @@ class Doubled(keras.Model):
         return {**logs, "double": 2 * logs["loss"]}, state
 
 
-def test_a_train_step_of_ones_own_sees_the_whole_batch(two):
+def test_a_user_defined_train_step_sees_the_whole_batch(two):
     def make():
         model = Doubled()
         model.compile("sgd", "mse")
@@ -642,7 +642,7 @@ def test_unseeded_draws_of_a_step_differ_between_steps_and_are_those_of_one_devi
     np.testing.assert_array_equal(drawn(four), expected)
 
 
-def test_parts_from_another_scope_are_refused_with_words(two, four):
+def test_parts_from_another_scope_are_refused_with_advice(two, four):
     with two.scope():
         model = net()
         optimizer, metric = keras.optimizers.SGD(), keras.metrics.MeanSquaredError()

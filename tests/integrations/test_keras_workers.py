@@ -112,7 +112,7 @@ def test_workers_step_together_in_a_custom_loop():
 
 
 @pytest.mark.slow
-def test_workers_go_on_with_a_custom_loop_where_it_was_interrupted(tmp_path):
+def test_workers_continue_with_a_custom_loop_where_it_was_interrupted(tmp_path):
     chief, other = run_in_processes(keras_workers.resumed, 2, 1, args=(str(tmp_path),))
 
     told = [[line[:13] for line in run["told"].splitlines()] for run in chief]

@@ -250,7 +250,7 @@ def test_a_step_may_be_interrupted_at_every_moment(way, strategy):
     assert interrupt_everywhere(way, STRATEGIES[strategy](), every=1) > 100
 
 
-def test_the_iterator_goes_on_where_the_steps_have_got_to():
+def test_the_iterator_continues_where_the_steps_have_got_to():
     training = Training(mirrored(2))
     totals = rx.Variable(0)
 

@@ -218,7 +218,7 @@ def test_ctrl_c_ends_the_wait_for_an_element_that_another_thread_makes():
     assert ints(slow.iterator) == [1, 2]
 
 
-def test_closing_does_not_wait_for_ever_for_another_thread():
+def test_closing_does_not_wait_forever_for_another_thread():
     slow = Slow()
 
     slow.iterator.close()

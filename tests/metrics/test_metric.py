@@ -110,7 +110,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_shapes():
         rx.metrics.Mean().update_state([1.0, 2.0], sample_weight=[1.0, 2.0, 3.0])
 
 
-def test_a_metric_of_ones_own_adds_up(mode):
+def test_a_user_defined_metric_adds_up(mode):
     class Largest(rx.metrics.Metric):
         def __init__(self):
             super().__init__()

@@ -85,7 +85,7 @@ def test_survivors_equal_a_run_with_the_same_workers(tmp_path):
     "point",
     ["registered", pytest.param("register", marks=slow), pytest.param("connect@1", marks=slow)],
 )
-def test_survivors_go_on_if_another_is_lost_while_jax_connects_them(tmp_path, point):
+def test_survivors_continue_if_another_is_lost_while_jax_connects_them(tmp_path, point):
     point, _, number = point.partition("@")  # without a number: the second pass
     done = launch(tmp_path, "1:4", "0@step@4", f"3@{point}@{number or 2}", PACE="0.2")
     said = done.stdout + done.stderr
@@ -144,7 +144,7 @@ def test_survivors_may_compile_for_long_when_a_worker_is_lost(tmp_path):
 
 @slow
 @pytest.mark.multi_process
-def test_survivors_go_on_when_they_wait_for_a_lost_worker_to_save(tmp_path):
+def test_survivors_continue_when_they_wait_for_a_lost_worker_to_save(tmp_path):
     """Before its first save, the workers agree on who may write into the folder."""
     done = launch(tmp_path, "1:3", "2@claim@1")
     said = done.stdout + done.stderr
@@ -332,7 +332,7 @@ RAGGED = 8  # rows: three workers have 3, 3 and 2 of them
         ),
     ],
 )
-def test_survivors_go_on_while_batches_have_different_sizes(tmp_path, form, fault):
+def test_survivors_continue_while_batches_have_different_sizes(tmp_path, form, fault):
     done = launch(tmp_path, "1:3", fault, FORM=form, ROWS=str(RAGGED))
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -417,7 +417,7 @@ def test_stopped_worker_is_ended_started_again_and_joins(tmp_path):
 
 
 @pytest.mark.multi_process
-def test_preempted_worker_says_goodbye_and_the_others_go_on(tmp_path):
+def test_preempted_worker_says_goodbye_and_the_others_continue(tmp_path):
     steps = 30
     done = launch(tmp_path, "1:2", "0@term@4", options=JOINS, steps=steps, WAIT_FOR="3")
     said = done.stdout + done.stderr
@@ -504,7 +504,7 @@ def test_joining_launcher_refuses_other_options_and_unknown_runs(arguments, faul
 
 @slow
 @pytest.mark.multi_process
-def test_too_few_workers_go_on_when_one_joins(tmp_path):
+def test_too_few_workers_continue_when_one_joins(tmp_path):
     done = launch(tmp_path, "2:2", "0@step@4", options=JOINS)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -593,7 +593,7 @@ def test_training_of_a_library_equals_one_with_the_same_workers(tmp_path, librar
 @slow
 @pytest.mark.multi_process
 @pytest.mark.parametrize("library", ["", "keras"])
-def test_survivors_go_on_when_a_worker_is_lost_while_it_saves(tmp_path, library):
+def test_survivors_continue_when_a_worker_is_lost_while_it_saves(tmp_path, library):
     # Every step begins a save, and waits for the one before it, outside of a step.
     steps = 12
     done = launch(tmp_path, "1:2", "1@commit-write@2", steps=steps, library=library, EVERY="1")
@@ -655,7 +655,7 @@ def test_state_that_would_be_lost_falls_back_to_a_restart(tmp_path):
 
 @slow
 @pytest.mark.multi_process
-def test_program_of_the_page_goes_on_when_a_worker_is_killed(tmp_path):
+def test_program_of_the_page_continues_when_a_worker_is_killed(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "elastic.md"
     program = tmp_path / "train.py"
     program.write_text(page.read_text().split("```python\n")[1].split("```")[0])

@@ -127,7 +127,7 @@ def test_a_stuck_worker_shows_its_stack_and_ends(tmp_path):
 
 
 @slow
-def test_a_worker_that_was_stopped_and_goes_on_finds_out(tmp_path):
+def test_a_worker_that_was_stopped_and_continues_finds_out(tmp_path):
     with Gang(tmp_path, 2) as gang:
         victim, _ = trained(gang, "stopped", 1, 2)
         os.killpg(victim.process.pid, signal.SIGCONT)

@@ -191,7 +191,7 @@ def test_a_loop_in_one_call_takes_a_batch_in_every_turn_on_all_workers():
 
 
 @pytest.mark.slow
-def test_a_worker_whose_files_are_read_goes_on_with_nothing():
+def test_a_worker_whose_files_are_read_continues_with_nothing():
     first, second = run_in_processes(programs.uneven_files, 2, args=([7, 4, 6], 8, "FILE"))
 
     assert first[0] == [[[0, 1, 2, 3]], [[4, 5, 6, 200]], [[201, 202, 203, 204]], [[205]]]
@@ -324,7 +324,7 @@ def test_each_worker_writes_its_part_once_and_any_number_restores(tmp_path, befo
             assert held == 4 * 66 * 104 // share
 
 
-def test_what_workers_count_each_for_itself_goes_on_to_the_bit(tmp_path):
+def test_what_workers_count_each_for_itself_continues_to_the_bit(tmp_path):
     for saved, expected, restored, found in run_in_processes(
         programs.counted_on, 2, 2, args=(str(tmp_path),)
     ):

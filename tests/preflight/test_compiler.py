@@ -101,7 +101,7 @@ def test_a_flag_that_the_compiler_does_not_take_is_an_error_with_words(name, fla
         list(compile_steps(Step.of(step, (rows,), {}), [Target.parse(name)], Compiling.of(flag)))
 
 
-def test_what_is_no_flag_at_all_is_refused_first():
+def test_what_is_not_a_flag_at_all_is_refused_first():
     with pytest.raises(ValueError, match="'verbose' is not a flag of XLA"):
         Compiling.of("--xla_dump_hlo_as_text verbose=1")
     assert Compiling.of("--xla_a --xla_b=false --xla_c=3").xla_flags == {

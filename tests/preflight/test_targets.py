@@ -66,7 +66,7 @@ def test_what_is_nearly_a_name_is_told_which(name, meant):
         Target.parse(name)
 
 
-def test_a_gpu_of_ones_own(tmp_path):
+def test_a_user_described_gpu(tmp_path):
     path = tmp_path / "mine.json"
     facts = {
         "memory": 10e9,

@@ -40,7 +40,7 @@ def test_numbers_follow_from_the_seed_and_are_new_in_every_draw(draw, mode):
     assert first[0].tolist() != draw(third).tolist()
 
 
-def test_a_compiled_function_goes_on_where_it_ended():
+def test_a_compiled_function_continues_where_it_ended():
     g, plain = Generator.from_seed(1), Generator.from_seed(1)
     draw = rx.function(lambda: g.normal([2]))
 
@@ -130,7 +130,7 @@ def test_draws_are_counted_beyond_one_word():
     assert g.state.numpy().tolist() == [5, 3, 7, 0]
 
 
-def test_a_copy_goes_on_by_itself():
+def test_a_copy_continues_by_itself():
     g = Generator.from_seed(4)
     g.normal([])
     copies = [Generator(copy_from=g), Generator.from_state(g.state)]

@@ -19,7 +19,7 @@ def _seeded():
 
 
 @pytest.mark.parametrize("draw", [random.uniform, random.normal])
-def test_a_seed_starts_the_sequence_anew(draw):
+def test_a_seed_restarts_the_sequence(draw):
     first = [draw([3]).tolist() for _ in range(2)]
     random.set_seed(0)
     again = [draw([3]).tolist() for _ in range(2)]

@@ -62,7 +62,7 @@ def test_a_holder_is_differentiated_reduced_returned_and_compared_as_its_variabl
         rx.debug.check_in_sync([weight])
 
 
-def test_what_holds_no_variable_is_refused_with_words(strategy):
+def test_what_holds_no_variable_is_refused_with_advice(strategy):
     nothing = Weight(None)
 
     assert variable_of(nothing) is None

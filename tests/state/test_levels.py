@@ -279,7 +279,7 @@ def test_a_constant_written_inside_jit_is_refused_too(v):
     assert float(v) == 3.0
 
 
-def test_copies_are_read_anew_on_every_call(two):
+def test_copies_are_read_again_on_every_call(two):
     with two.scope():
         v = rx.Variable(1.0)
         w = rx.Variable(

@@ -184,7 +184,7 @@ def test_a_store_that_refuses_the_manifest_keeps_the_commit_before_it(emulator):
     assert rx.train.latest_checkpoint(folder) == last
 
 
-def test_a_store_that_cannot_be_reached_is_no_empty_folder(emulator):
+def test_a_store_that_cannot_be_reached_is_not_an_empty_folder(emulator):
     folder = emulator.fresh()
     rx.train.Checkpoint(v=rx.Variable(1.0)).save(f"{folder}/ckpt")
     emulator.proxy.rule = lambda method, what: BUSY

@@ -103,7 +103,7 @@ def test_inputs_of_all_kinds_enter_one_program(strategy):
     assert components(result) == [1110.0, 1211.0, 1312.0, 1413.0]
 
 
-def test_components_of_a_variable_as_pieces_of_a_value_are_refused_with_words(strategy):
+def test_components_of_a_variable_as_pieces_of_a_value_are_refused_with_advice(strategy):
     with strategy.scope():
         v = rx.Variable(1.0)
     own = strategy.experimental_local_results(v)

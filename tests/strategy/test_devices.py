@@ -194,7 +194,7 @@ def test_an_on_read_variable_gives_a_row_for_each_replica():
     assert rx.function(lambda: strategy.array(v) * 2)().tolist() == [0, 2]
 
 
-def test_what_is_no_distributed_value_is_refused_with_what_to_write():
+def test_what_is_not_a_distributed_value_is_refused_with_what_to_write():
     strategy = mirrored(2)
 
     with pytest.raises(TypeError, match=r"NamedSharding\(strategy\.mesh"):

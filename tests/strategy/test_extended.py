@@ -216,7 +216,7 @@ class TestUpdate:
         assert [float(c) for c in variable.components] == [-2.0, -2.0]
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_an_optimizer_of_ones_own_reduces_and_updates(self, strategy, variable, way):
+    def test_a_user_defined_optimizer_reduces_and_updates(self, strategy, variable, way):
         def apply(s, gradient):
             total = s.extended.reduce_to("SUM", gradient, variable)
             return s.extended.update(variable, self.subtract, args=(total,))

@@ -232,7 +232,7 @@ def test_independent_collectives_do_not_swap(strategy):
         np.testing.assert_allclose(part, [x.sum(), 5, 0, 5, 10, 15], rtol=1e-6)
 
 
-def test_collectives_that_shapes_decide_on_are_refused_in_words(strategy):
+def test_collectives_that_shapes_decide_on_are_refused_with_advice(strategy):
     batch, _ = ragged(strategy, 1)
 
     def fn(part):

@@ -243,7 +243,7 @@ def test_kwargs_that_are_no_dictionary_are_refused(strategy):
 
 
 @pytest.mark.parametrize("fn", [3, None, "f"])
-def test_what_is_no_function_is_refused(strategy, fn):
+def test_what_is_not_a_function_is_refused(strategy, fn):
     with pytest.raises(TypeError, match=r"strategy\.run needs a function"):
         strategy.run(fn)
 

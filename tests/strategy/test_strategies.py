@@ -64,7 +64,7 @@ def test_reversed_devices_keep_their_replicas(compile_it):
         ([3], "is not a device name"),
     ],
 )
-def test_devices_that_do_not_fit_are_refused_in_words(devices, words):
+def test_devices_that_do_not_fit_are_refused_with_advice(devices, words):
     with pytest.raises(ValueError, match=words):
         D.MirroredStrategy(devices)
 

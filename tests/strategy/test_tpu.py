@@ -115,7 +115,7 @@ def test_an_assignment_for_another_slice_is_refused():
         rx.distribute.TPUStrategy(experimental_device_assignment=assignment)
 
 
-def test_something_that_is_no_assignment_is_refused():
+def test_something_that_is_not_an_assignment_is_refused():
     with pytest.raises(ValueError, match=r"device_assignment is a list.*DeviceAssignment\.build"):
         rx.distribute.experimental.TPUStrategy(device_assignment=[1])
 

@@ -148,7 +148,7 @@ def test_of_several_eager_replicas_the_first_writes(tmp_path):
 
 
 @pytest.mark.parametrize("data", [lambda x: x, lambda x: 1.0], ids=["traced", "constant"])
-def test_in_a_compiled_function_a_summary_is_refused_with_words(tmp_path, data):
+def test_in_a_compiled_function_a_summary_is_refused_with_advice(tmp_path, data):
     @rx.function
     def step(x):
         rx.summary.scalar("loss", data(x), step=1)
@@ -184,7 +184,7 @@ def test_a_function_that_python_drives_writes_at_every_step(tmp_path):
         (lambda: rx.summary.scalar("s", 1.0), "has no step"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_words(tmp_path, call, words):
+def test_what_makes_no_sense_is_refused_with_advice(tmp_path, call, words):
     with (
         rx.summary.create_file_writer(tmp_path).as_default(),
         pytest.raises((ValueError, RuntimeError), match=words),

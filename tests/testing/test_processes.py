@@ -105,6 +105,6 @@ def test_nothing_happens_where_no_fault_was_asked_for():
 @pytest.mark.parametrize(
     ("given", "said"), [({"kind": "fire"}, "'kill', 'raise'"), ({"count": 0}, "1 or more")]
 )
-def test_a_fault_that_makes_no_sense_is_refused(given, said):
+def test_an_invalid_fault_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         Fault("step", **given)

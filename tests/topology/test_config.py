@@ -108,7 +108,7 @@ def test_no_logical_device_is_refused():
         rx.config.set_logical_device_configuration(CPU, [])
 
 
-def test_an_entry_that_is_no_configuration_is_shown():
+def test_an_entry_that_is_not_a_configuration_is_shown():
     with pytest.raises(PlacementError, match="it holds 2"):
         rx.config.set_logical_device_configuration(CPU, [ONE, 2])
 

@@ -315,7 +315,7 @@ def test_build_refuses_what_does_not_fit(arguments, message):
 
 
 @pytest.mark.parametrize("topology", [None, 5, "v4:2x2x2", [[[0, 0, 0, 0]]]])
-def test_something_that_is_no_topology_is_refused(topology):
+def test_something_that_is_not_a_topology_is_refused(topology):
     with pytest.raises(PlacementError, match="initialize_tpu_system"):
         DeviceAssignment.build(topology)
     with pytest.raises(PlacementError, match="initialize_tpu_system"):

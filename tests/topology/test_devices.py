@@ -63,7 +63,7 @@ def test_a_device_that_does_not_exist_lists_those_that_do(name):
 @pytest.mark.parametrize(
     "name", ["", "foo", "cpu:x", "cpu:-1", "cpu:0 ", "/cpu/0", "cpu:0:1", "gpu:*", 0, None, 1.5]
 )
-def test_what_is_no_device_name_shows_how_to_write_one(name):
+def test_what_is_not_a_device_name_shows_how_to_write_one(name):
     with pytest.raises(
         PlacementError, match=r"is not a device name. Write for example 'CPU:0'"
     ) as e:

@@ -88,7 +88,7 @@ def test_connecting_to_a_remote_tpu_is_refused():
 
 
 @pytest.mark.parametrize("tpu", [5, True, b"local"], ids=repr)
-def test_something_that_is_no_text_is_a_type_error(tpu):
+def test_something_that_is_not_text_is_a_type_error(tpu):
     with pytest.raises(ClusterTypeError, match="tpu is"):
         TPUClusterResolver(tpu)
 

@@ -108,7 +108,7 @@ def test_unblocked_steps_end_though_the_shell_asks_for_few_threads():
 
 @two_cores
 @pytest.mark.slow
-def test_xla_still_stops_for_ever_without_our_cure():
+def test_xla_still_stops_forever_without_our_cure():
     result = run(_BY_JAX.format(devices=64) + _STEPS)
 
     assert result.returncode != 0, "XLA has no deadlock any more: remove `_enough_threads`"
@@ -177,7 +177,7 @@ def test_a_large_enough_pool_of_the_user_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "2.5", "\u0661", "100000000", "9" * 5000])
-def test_a_device_count_that_is_no_number_names_the_variable_and_the_value(monkeypatch, text):
+def test_a_device_count_that_is_not_a_number_names_the_variable_and_the_value(monkeypatch, text):
     monkeypatch.setenv("REPLICAX_CPU_DEVICES", text)
 
     with pytest.raises(

@@ -42,7 +42,7 @@ def test_objects_come_back_as_they_were_saved(tmp_path):
     status.assert_consumed()
 
 
-def test_saves_are_numbered_and_the_number_goes_on_after_a_restore(tmp_path):
+def test_saves_are_numbered_and_the_number_continues_after_a_restore(tmp_path):
     v = rx.Variable(0.0)
     first = rx.train.Checkpoint(v=v)
     assert [first.save(f"{tmp_path}/ckpt") for _ in range(2)] == [
@@ -108,7 +108,7 @@ def counted(n, aggregation, dtype):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_what_replicas_count_goes_on_to_the_bit(tmp_path, data):
+def test_what_replicas_count_continues_to_the_bit(tmp_path, data):
     n, other_n = data.draw(st.sampled_from([(2, 3), (3, 2), (4, 1), (1, 4)]))
     aggregation = data.draw(st.sampled_from(AGGREGATIONS))
     is_mean = aggregation is rx.VariableAggregation.MEAN
@@ -225,7 +225,7 @@ def test_random_keys_come_back(tmp_path):
     assert jax.random.uniform(fresh.read_value()) == jax.random.uniform(jax.random.key(3))
 
 
-def test_iterators_go_on_where_they_were(tmp_path):
+def test_iterators_continue_where_they_were(tmp_path):
     dataset = rx.data.Dataset.range(100).shuffle(50, seed=3).batch(4)
     strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     plain = iter(dataset)

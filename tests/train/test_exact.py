@@ -53,7 +53,7 @@ def at(steps, milliseconds=0):
 
 
 @pytest.mark.parametrize("kind", ["fit on a dataset"])  # the others: the slow test below
-def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path, kind):
+def test_a_run_that_is_killed_continues_bit_for_bit(tmp_path, kind):
     whole = run(tmp_path / "whole", kind, "mirrored")
 
     lines = run(tmp_path / "cut", kind, "mirrored", [at(6)])
@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_killed_again_and_again_goes_on_bit_for_bit(tmp_path, kind):
+def test_a_run_that_is_killed_again_and_again_continues_bit_for_bit(tmp_path, kind):
     whole = run(tmp_path / "whole", kind, "mirrored")
     moments = [at(0), at(1, 3), at(3, 1), at(4, 7), at(2, 20), at(5, 2), at(3, 40), at(2, 5)]
 
@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_again_and_again_goes_on_bit_for_bit(tmp_path, kind
 @pytest.mark.slow
 @pytest.mark.multi_process
 @pytest.mark.parametrize("kind", ["fit on a dataset", "Keras loop"])
-def test_workers_that_are_killed_go_on_bit_for_bit(tmp_path, kind):
+def test_workers_that_are_killed_continue_bit_for_bit(tmp_path, kind):
     def gang(name, *, kill):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)

@@ -38,7 +38,7 @@ def strategy(request):
 
 
 @pytest.mark.parametrize("built", [True, False], ids=["built", "built later"])
-def test_training_goes_on_where_tensorflow_left_it(strategy, built):
+def test_training_continues_where_tensorflow_left_it(strategy, built):
     model, optimizer = made(strategy, built=built)
     checkpoint = rx.train.Checkpoint(model=model, optimizer=optimizer)
     checkpoint.restore(str(FILES / "keras-1"))
@@ -112,7 +112,7 @@ def test_slots_of_another_optimizer_are_listed_and_not_restored(two):
 
 
 @pytest.mark.parametrize("built", [True, False], ids=["built", "built later"])
-def test_a_model_goes_on_from_a_checkpoint_on_another_number_of_replicas(tmp_path, built):
+def test_a_model_continues_from_a_checkpoint_on_another_number_of_replicas(tmp_path, built):
     one, two = (rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(n)]) for n in (1, 2))
     keras.utils.set_random_seed(0)
     model, optimizer = made(two)

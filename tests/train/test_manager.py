@@ -58,7 +58,7 @@ def test_steps_between_two_saves_are_counted(tmp_path):
     assert m.save(check_interval=False) is not None
 
 
-def test_one_is_kept_for_ever_every_so_many_hours(tmp_path):
+def test_one_is_kept_forever_every_so_many_hours(tmp_path):
     m = manager(tmp_path, rx.Variable(0), max_to_keep=1, keep_checkpoint_every_n_hours=0)
     for _ in range(3):
         m.save()
@@ -88,7 +88,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_restored(tmp
     assert "ckpt-2" in caplog.text
 
 
-def test_a_save_that_was_cut_short_is_no_checkpoint(tmp_path):
+def test_a_save_that_was_cut_short_is_not_a_checkpoint(tmp_path):
     v = rx.Variable(1)
     m = manager(tmp_path, v, max_to_keep=None)
     m.save()

@@ -204,7 +204,7 @@ def test_listings_that_are_late_change_nothing(store):
     assert Run().restored == f"{FOLDER}/ckpt-3"
 
 
-def test_a_store_that_does_not_answer_is_no_empty_folder(store, monkeypatch):
+def test_a_store_that_does_not_answer_is_not_an_empty_folder(store, monkeypatch):
     Run().step(1)
 
     def refuse(self, path, **kwargs):

@@ -51,7 +51,7 @@ def uninterrupted(tmp_path_factory):
     return final(text)
 
 
-def test_a_run_that_was_told_to_end_goes_on_bit_for_bit(tmp_path, uninterrupted):
+def test_a_run_that_was_told_to_end_continues_bit_for_bit(tmp_path, uninterrupted):
     process = start(tmp_path, pause=0.1)  # told well before its own end
     for line in process.stdout:
         if line.startswith("at 10"):
@@ -69,7 +69,7 @@ def test_a_run_that_was_told_to_end_goes_on_bit_for_bit(tmp_path, uninterrupted)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted, kills):
+def test_a_run_that_is_killed_at_any_moment_continues_bit_for_bit(tmp_path, uninterrupted, kills):
     chance = random.Random(7)
     for _ in range(kills):
         process = start(tmp_path)

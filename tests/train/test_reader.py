@@ -59,7 +59,7 @@ def test_after_the_time_is_over_a_function_says_whether_to_wait_on(saved, tmp_pa
     assert list(rx.train.checkpoints_iterator(str(tmp_path / "none"), timeout=0)) == []
 
 
-def test_a_save_may_go_on_beside_the_training(tmp_path):
+def test_a_save_may_continue_beside_the_training(tmp_path):
     v = rx.Variable(np.ones(4, np.float32))
     checkpoint = rx.train.Checkpoint(v=v)
 

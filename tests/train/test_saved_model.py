@@ -67,7 +67,7 @@ def test_what_is_saved_in_a_scope_is_loaded_in_another(tmp_path, strategy):
     assert [r.tolist() for r in results] == [[[7.0 * i]] * 2 for i in range(4)]
 
 
-def test_training_goes_on_with_what_was_loaded(tmp_path, strategy):
+def test_training_continues_with_what_was_loaded(tmp_path, strategy):
     rx.saved_model.save(Net(), tmp_path)
     with strategy.scope():
         loaded = rx.saved_model.load(tmp_path)
@@ -158,7 +158,7 @@ def test_a_function_that_runs_replicas_is_refused(tmp_path, strategy):
         rx.saved_model.save(Runs(), tmp_path)
 
 
-def test_a_checkpoint_is_no_saved_model(tmp_path):
+def test_a_checkpoint_is_not_a_saved_model(tmp_path):
     path = rx.train.Checkpoint(v=rx.Variable(0.0)).write(f"{tmp_path}/ckpt")
     with pytest.raises(rx.errors.DataLossError, match="without functions"):
         rx.saved_model.load(path)

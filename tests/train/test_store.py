@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays(small_disk):
     assert value_at(small_disk) == 4.0
 
 
-def test_a_disk_that_cannot_be_written_is_told(tmp_path):
+def test_a_disk_that_cannot_be_written_is_reported(tmp_path):
     folder = tmp_path / "disk"
     mounted(folder, "ro")
     try:
@@ -88,7 +88,7 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path):
         subprocess.run(["umount", str(folder)], check=True, timeout=20)
 
 
-def test_a_file_in_the_place_of_a_folder_is_told(tmp_path):
+def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path):
     (tmp_path / "run").write_text("notes")
     with pytest.raises(NotADirectoryError, match=r"run/ckpt' could not be written"):
         saved(tmp_path / "run" / "ckpt")
@@ -384,7 +384,7 @@ def test_a_checkpoint_of_another_run_that_is_replaced_is_named(tmp_path, caplog)
     assert value_at(tmp_path) == 3.0
 
 
-def test_a_checkpoint_that_somebody_has_removed_is_no_trouble(tmp_path):
+def test_a_checkpoint_that_was_removed_does_no_harm(tmp_path):
     m = rx.train.CheckpointManager(rx.train.Checkpoint(v=rx.Variable(0)), tmp_path, 1)
     m.save()
     shutil.rmtree(tmp_path / "ckpt-1")

@@ -28,7 +28,7 @@ def train(folder, stop=None):
     return int(total), seen
 
 
-def test_resumable_goes_on_from_a_url(store):
+def test_resumable_continues_from_a_url(store):
     with pytest.raises(StopError):
         train("memory://bucket/run", stop=5)
     new_process()
@@ -58,7 +58,7 @@ def fit(folder, stop_after=None):
     return [w.tolist() for w in model.get_weights()], seen
 
 
-def test_backup_and_restore_goes_on_from_a_url(store, tmp_path):
+def test_backup_and_restore_continues_from_a_url(store, tmp_path):
     whole, _ = fit(str(tmp_path / "backup"))
     with pytest.raises(StopError):
         fit("memory://bucket/backup", stop_after=2)

@@ -93,7 +93,7 @@ CONVERSIONS = [np.asarray, jnp.asarray, jnp.sum, lambda v: jnp.add(v, 1), lambda
 
 
 @pytest.mark.parametrize("convert", CONVERSIONS)
-def test_a_per_replica_value_is_no_array_and_says_what_to_do(convert):
+def test_a_per_replica_value_is_not_an_array_and_says_what_to_do(convert):
     with pytest.raises(TypeError) as error:
         convert(PerReplica([jnp.ones(2), jnp.ones(2)]))
 

@@ -68,7 +68,7 @@ def test_arrays_that_may_change_are_put_together_each_time(strategy):
     assert step(value).tolist() == [46.0] * 3
 
 
-def test_arrays_of_one_strategy_are_put_together_anew_for_another(strategy):
+def test_arrays_of_one_strategy_are_assembled_again_for_another(strategy):
     other = rx.distribute.MirroredStrategy(["CPU:7", "CPU:6", "CPU:5", "CPU:4"])
     value = per_replica(strategy, [jnp.float32(i) for i in range(4)])
 

@@ -175,7 +175,7 @@ def test_an_axis_that_does_not_exist_is_refused_with_the_rank(verb, axis, worst)
 
 
 @pytest.mark.parametrize("axis", ["0", 0.5])
-def test_an_axis_that_is_no_integer_is_refused(axis):
+def test_an_axis_that_is_not_an_integer_is_refused(axis):
     with pytest.raises(TypeError):
         STRATEGY.reduce("SUM", PerReplica([jnp.ones(2)] * 4), axis=axis)
 
@@ -209,7 +209,7 @@ def test_gathered_values_may_differ_along_the_axis_only():
 
 
 @pytest.mark.parametrize("verb", ["reduce", "gather"])
-def test_what_is_no_number_is_refused_by_name(verb):
+def test_what_is_not_a_number_is_refused_by_name(verb):
     value = PerReplica(["a", "b", "c", "d"])
 
     with pytest.raises(TypeError, match=r"A replica holds 'a' \(str\)") as error:
@@ -480,7 +480,7 @@ def test_slices_are_reduced_along_an_axis_and_gathered(kind, two, mode):
     assert rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]] * 2
 
 
-def test_a_traced_size_of_the_whole_array_is_refused_with_words(two):
+def test_a_traced_size_of_the_whole_array_is_refused_with_advice(two):
     def slices():
         return rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), jnp.array([4, 2]))
 

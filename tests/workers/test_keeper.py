@@ -14,7 +14,7 @@ print("ended while it was connected")
 """
 
 
-def test_the_keeper_does_not_wait_for_ever_for_a_worker_that_is_stopped():
+def test_the_keeper_does_not_wait_forever_for_a_worker_that_is_stopped():
     assert "ended while it was connected" in run_fresh(STOPPED).stdout
 
 

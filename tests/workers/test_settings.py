@@ -21,7 +21,7 @@ def test_every_deadline_has_a_usual_value():
 
 @pytest.mark.parametrize("name", ["JOIN", "PING", "STEP", "DISK", "NAME"])
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf", "1e9"])
-def test_a_deadline_that_is_no_number_of_seconds_is_refused(monkeypatch, name, text):
+def test_a_deadline_that_is_not_a_number_of_seconds_is_refused(monkeypatch, name, text):
     monkeypatch.setenv(f"REPLICAX_{name}_TIMEOUT", text)
 
     with pytest.raises(ClusterError, match=f"REPLICAX_{name}_TIMEOUT={text!r} is not a number"):
@@ -43,7 +43,7 @@ def test_names_of_pods_may_appear_until_all_workers_must_have_come(environment, 
 
 
 @pytest.mark.parametrize("text", ["nonsense", "a:b", "a:70000", ":1", "a"])
-def test_a_hub_that_is_no_address_is_refused(monkeypatch, text):
+def test_a_hub_that_is_not_an_address_is_refused(monkeypatch, text):
     monkeypatch.setenv("REPLICAX_HUB", text)
 
     with pytest.raises(ClusterError, match="The coordinator of REPLICAX_HUB has the address"):
@@ -88,7 +88,7 @@ def test_a_token_file_that_is_missing_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["http", "0", "65536", "-1", "7001-7010"])
-def test_a_service_port_that_is_no_port_is_refused(text):
+def test_a_service_port_that_is_not_a_port_is_refused(text):
     with pytest.raises(ClusterError, match=f"REPLICAX_SERVICE_PORT={text!r} is not a port"):
         Settings.read(FACTS, {"REPLICAX_SERVICE_PORT": text})
 

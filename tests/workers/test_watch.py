@@ -107,7 +107,7 @@ def test_a_disk_that_does_not_get_on_hangs_whether_anyone_waits_or_not():
     assert hanging(workers, 701) is None
 
 
-def test_what_gets_on_at_the_disk_is_told():
+def test_progress_at_the_disk_is_reported():
     disk, p = Disk(), Progress()
     ping = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
     with disk.at("writing"), disk.at("reading"):
@@ -179,7 +179,7 @@ def test_rates_are_those_of_the_last_seconds(clock):
     assert load.batches == 30
 
 
-def test_a_wait_that_goes_on_is_counted_while_it_does(clock):
+def test_a_wait_is_counted_while_it_lasts(clock):
     load = Load()
     load.figures()
     with load:
@@ -217,7 +217,7 @@ def test_the_hub_takes_what_a_worker_tells():
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf"), "x", None, [1], 10**400])
-def test_what_is_no_number_is_no_message_of_a_worker(figure):
+def test_what_is_not_a_number_is_not_a_message_of_a_worker(figure):
     with pytest.raises((ValueError, TypeError, OverflowError)):
         Progress().note({**PING, "load": {"steps": figure}})
 
