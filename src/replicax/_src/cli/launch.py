@@ -629,7 +629,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _exists(options: argparse.Namespace) -> bool:
-    """Whether the program's file exists; True if this host cannot tell (modules, ssh, dry runs)."""
+    """Whether the program's file exists; True if that is unknown (modules, ssh, dry runs)."""
     is_elsewhere = options.ssh and not options.remote
     if options.is_module or options.dry_run or is_elsewhere:
         return True

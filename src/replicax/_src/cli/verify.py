@@ -42,7 +42,7 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: What was computed.
+        name: The computation.
         status: ``ok``, ``FAILED`` or ``skipped``.
         seconds: How long it took, with compilation.
         said: The largest difference, the error, or why it was skipped.

@@ -302,7 +302,7 @@ def _mpi(
     else:
         host = _launcher_host(env)
     if not host and _has_mpi4py():
-        return None  # `_mpi4py` asks it where rank 0 is
+        return None  # `_mpi4py` finds the host of rank 0 through MPI
     if not host:
         raise ClusterError(
             f"{source} started this process ({rank}={env[rank]}) on several machines, and does not"
@@ -415,7 +415,7 @@ def _slurm(env: Env) -> ClusterFacts | None:
 
 
 def _is_step_of_several(env: Env) -> bool:
-    """Whether this is a task of a step with others; raise if nothing says where they are."""
+    """Whether this is a task of a step with others; raise if their hosts are unknown."""
     if "SLURM_STEP_NUM_TASKS" not in env:
         return False  # a login shell or a batch script
     if env.get("SLURM_HET_SIZE", "1") != "1":

@@ -208,7 +208,7 @@ class Function(Generic[_P, _R_co]):
             raise shorten(advise(error))  # noqa: B904 - the same error
 
     def _run_compiled(self, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run the program for the arguments, or Python if it must drive this call."""
+        """Run the compiled program; Python runs a body that takes elements depending on values."""
         try:
             return repeat_if_interrupted(self._run_step, given, named)
         except HostDriven:
@@ -216,7 +216,7 @@ class Function(Generic[_P, _R_co]):
             return self._run_in_python(given, named)
 
     def _run_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program for the arguments, or Python if no program can take them."""
+        """Run the program for the arguments; if no program can take them, run the body instead."""
         try:
             return self._run(self._flatten_arguments(args, kwargs))
         except PythonFallback:

@@ -141,7 +141,7 @@ class GradientRequest:
         self.zeros: list[tuple[Any, jax.Array]] = []
 
     def answer(self, targets: Sequence[Any], weights: Sequence[Any]) -> Any:
-        """Return the gradient of the weighted sum of the targets for each source."""
+        """Return the gradient of the weighted sum of the targets with respect to each source."""
         start: dict[int, Any] = {}
         for x, weight in zip(targets, weights, strict=True):
             variable = variable_of(x)

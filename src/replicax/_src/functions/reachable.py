@@ -39,13 +39,18 @@ from replicax._src.values.per_replica import Form, InBody, Pieces, is_distribute
 from replicax._src.values.placement import is_traced
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
-_BOXES = (list, tuple, set, frozenset, deque)
-# Containers whose items are an attribute that only their methods, which are Python's, name.
-_WRAPPERS = (UserDict, UserList, UserString, ChainMap)
-_PLAIN_BOXES = frozenset({*_BOXES, dict})
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+# Containers with their items in an attribute that only methods of the standard library name.
+_USER_CONTAINERS = (UserDict, UserList, UserString, ChainMap)
+_PLAIN_CONTAINERS = frozenset({*_CONTAINERS, dict})
 # Code that uses one of these names may read attributes that it does not name.
-_BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
-_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"})
+_DYNAMIC_ACCESS = frozenset(
+    {"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"}
+)
+# Methods that only code which creates or prints an object calls.
+_CONSTRUCTION = frozenset(
+    {"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"}
+)
 _MISSING = object()
 _call: Any = operator.call
 
@@ -200,10 +205,10 @@ class ReachableObjects:
     def _attributes(self, x: Any, label: str) -> list[Edge]:
         """Return the attributes of an instance and of its class that the code may read."""
         own, edges = getattr(x, "__dict__", None), []
-        blind = self._everything or bool(self._names & _BLIND)
+        blind = self._everything or bool(self._names & _DYNAMIC_ACCESS)
         if isinstance(own, dict):
             named = self._names
-            if is_library(type(x).__module__) or isinstance(x, _WRAPPERS):
+            if is_library(type(x).__module__) or isinstance(x, _USER_CONTAINERS):
                 named = self._names | self._library_names
             names = [n for n in own if isinstance(n, str)] if blind else named
             edges += self._named(own, names, f"{label}.")
@@ -220,14 +225,16 @@ class ReachableObjects:
         for base in kind.__mro__:
             if not _is_opaque(base) and not (self._everything and is_library(base.__module__)):
                 table = vars(base)
-                implied = {n for n, v in table.items() if n[:2] == "__" and callable(v)} - _MAKING
+                implied = {
+                    n for n, v in table.items() if n[:2] == "__" and callable(v)
+                } - _CONSTRUCTION
                 edges += self._named(
                     table, (self._names & table.keys()) | implied, f"{label}.", base
                 )
         return edges
 
     def _class(self, x: type, label: str) -> tuple[Any, list[Edge]]:
-        making = [n for n in _MAKING if n in vars(x)] if not is_library(x.__module__) else []
+        making = [n for n in _CONSTRUCTION if n in vars(x)] if not is_library(x.__module__) else []
         edges = self._named(vars(x), making, f"{label}.")
         return Identity(x), [*edges, *self._inherited(x, label)]
 
@@ -242,13 +249,13 @@ class ReachableObjects:
 
     def _besides(self, x: Any, label: str) -> list[Edge]:
         """Return the references of a container other than its items: a subclass's attributes."""
-        if type(x) in _PLAIN_BOXES:
+        if type(x) in _PLAIN_CONTAINERS:
             return []
         factory = [Edge(label, x.default_factory)] if isinstance(x, defaultdict) else []
         has_more = hasattr(x, "__dict__") or slot_names(type(x))
         return factory + self._attributes(x, label) if has_more else factory
 
-    def _box(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+    def _container(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
         items = list(x)
         if not isinstance(x, tuple | frozenset):
             self._checks.append(lambda: len(x) == len(items) and all(map(operator.is_, x, items)))
@@ -286,7 +293,7 @@ _LOOKS: list[tuple[Any, str]] = [
     (ModuleType, "_module"),
     (type, "_class"),
     (dict, "_mapping"),
-    (_BOXES, "_box"),
+    (_CONTAINERS, "_container"),
 ]
 
 

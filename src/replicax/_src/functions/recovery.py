@@ -134,8 +134,8 @@ class _PythonStep:
         mine = {cell.name: [on_host(x) for x in cell.pieces()] for cell in cells}
         size = sum(x.nbytes for copies in mine.values() for x in copies)
         is_exchanged = len(mine) == len(cells) and size <= _MAX_COPIED_BYTES
-        told = {name: [x.tobytes().hex() for x in copies] for name, copies in mine.items()}
-        answers = required().agree("the end of a step", told if is_exchanged else {})
+        encoded = {name: [x.tobytes().hex() for x in copies] for name, copies in mine.items()}
+        answers = required().agree("the end of a step", encoded if is_exchanged else {})
         for cell in cells:
             if all(cell.name in answer for answer in answers):
                 texts = [text for answer in answers for text in answer[cell.name]]

@@ -121,10 +121,10 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
     get_numpy_iterator = get_jax_iterator
 
     def open_pass(self) -> None:
-        """Begin the pass that `resume_at` moves.
+        """Start the pass that `resume_at` moves to a saved position.
 
-        A worker calls it before it joins others: to begin a pass is a collective, which the others
-        do not take part in.
+        A worker that joins a run calls this before it joins: starting a pass is a collective, in
+        which the other workers do not take part.
         """
         self.iterator = self._resumed = iter(self._dataset)
 

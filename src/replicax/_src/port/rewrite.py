@@ -245,7 +245,7 @@ def _ported_note(note: Note, facts: Facts) -> Note:
 
 
 def _modules(facts: Facts) -> list[tuple[str, str]]:
-    """Return the modules that the program imports, with their texts."""
+    """Return the names that imports of modules bind, with the path of each module."""
     kinds = [(name, kind.partition(" ")) for name, kind in facts.bound.items()]
     return [(name, text) for name, (kind, _, text) in kinds if kind == "import"]
 

@@ -237,7 +237,7 @@ class Checkpoint:
         if self._before_save is not None:
             self._before_save()
         for name, x in {"root": self._root, **self._objects}.items():
-            if isinstance(x, _CONTAINERS):  # which may have changed
+            if isinstance(x, _CONTAINERS):  # their content may have changed since the constructor
                 _check_saveable(name, x)
         found = graph_of(self.contents())
         _refuse_unnamed(found.unnamed)

@@ -185,8 +185,8 @@ class Objects:
         return found if all(isinstance(n, str) and DATA.fullmatch(n) for n in names) else {}
 
     def _put_claim(self, folder: str, left: list[str]) -> None:
-        told = {"run": RUN, "folder": folder, "left": left}
-        _put(f"{self.path}/{CLAIM}", json.dumps(told).encode())
+        claim = {"run": RUN, "folder": folder, "left": left}
+        _put(f"{self.path}/{CLAIM}", json.dumps(claim).encode())
 
     def _check_claim(self, folder: str, what: str) -> None:
         claim = self._claim()

@@ -29,8 +29,9 @@ class Council:
     give_up: Callable[[str], None]
     least: int = 0
     _connections: dict[int, Connection] = field(default_factory=dict)
-    # "here": connected; "again": would restart; "told": has received the decision; "over": will not
-    # restart; "lost": disconnected, may come back if started again; missing: never connected.
+    # "here": connected; "again": would restart; "decided": has received the decision;
+    # "over": will not restart; "lost": disconnected, may come back if started again;
+    # missing: never connected.
     _states: dict[int, str] = field(default_factory=dict)
     _over: str = ""  # why no launcher restarts
     _empty_since: float | None = None
@@ -86,7 +87,7 @@ class Council:
         why = self._over or (f"{names} did not come" if absent else "")
         some: Message = {}  # the hosts that restart, if it need not be all
         if self.least:
-            hosts = [host for host in everyone if self._states.get(host) in ("again", "told")]
+            hosts = [host for host in everyone if self._states.get(host) in ("again", "decided")]
             # The hub runs on the first host: without it, the others have no common address.
             is_enough = len(hosts) >= self.least and 0 in hosts
             why = "" if is_enough else why or f"{len(hosts)} of {len(self.hosts)} hosts are left"
@@ -94,7 +95,7 @@ class Council:
         for host, connection in self._connections.items():
             if self._states[host] == "again":
                 connection.wire.send({"all": not why, "why": why, **some})
-                self._states[host] = "told"
+                self._states[host] = "decided"
 
     def _name(self, host: int) -> str:
         return f"the launcher of host {host} ({self.hosts[host]})"

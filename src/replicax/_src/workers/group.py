@@ -36,7 +36,7 @@ from replicax._src.workers.watchdog import disk, load
 from replicax._src.workers.wire import Message, Wire
 
 _PING_EVERY = 1.0
-_TELL_EVERY = 0.2  # minimum seconds between the extra pings that announce a new collective
+_EXTRA_PING_EVERY = 0.2  # minimum seconds between the extra pings that announce a new collective
 _REPORT_PATIENCE = 5.0  # seconds to wait for the hub to explain a broken connection
 _SHOWN = 32
 _LAST_RESORT = 8.0  # seconds that a collective may continue after its connections were cut
@@ -582,7 +582,7 @@ class Group:
             self._paces.append(now - self._began)
             self._began = now
             self._inside = True
-        if now - self._pinged_at > _TELL_EVERY:
+        if now - self._pinged_at > _EXTRA_PING_EVERY:
             self._pinged_at = now
             self._wire.send(self._ping_message())
 

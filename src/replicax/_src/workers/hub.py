@@ -39,7 +39,7 @@ else:
 _TICK = 0.1
 _LINGER = 1.0  # seconds that the hub waits after the last worker has left
 _PATIENCE = 10.0  # seconds for a worker that was given up to exit
-_TELL_EVERY = 5.0
+_REPORT_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
 _REGISTERED = 2  # the first collective of a generation that begins after all have registered
 # Sent to all workers.
@@ -257,7 +257,7 @@ class Hub:
                 f" that they can reach {self._options.address}; REPLICAX_JOIN_TIMEOUT sets the"
                 " seconds to wait."
             )
-        elif now - self._announced_at > _TELL_EVERY:
+        elif now - self._announced_at > _REPORT_EVERY:
             self._announced_at = now
             text = f"waiting for {self._absent()}, {waited:.0f} s"
             self._acceptor.broadcast({"waiting": text + self._incidents()})

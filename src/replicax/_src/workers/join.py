@@ -35,7 +35,7 @@ from replicax._src.workers.wire import Message, Wire
 _log = logging.getLogger("replicax")
 
 _RETRY = 0.05
-_TELL_EVERY = 5.0
+_REPORT_EVERY = 5.0
 _ANSWER_PATIENCE = 10.0
 _SILENCE = 60.0  # seconds in which a worker tries again to get an answer from a silent hub
 _LATE = 10.0  # seconds in which a worker that joins a running run must reach it
@@ -97,7 +97,7 @@ def _wait_for_name(address: str, seconds: float) -> None:
             now = time.monotonic()
             if now - began > seconds:
                 raise RollCallError(_unresolved(address, seconds, error)) from None
-            if now - warned_at > _TELL_EVERY:
+            if now - warned_at > _REPORT_EVERY:
                 warned_at = now
                 _log.warning(
                     "waiting for the name of this worker, %s, to resolve (%s), %.0f s",
@@ -283,7 +283,7 @@ def _connect(
                     " Start worker 0, and check that its address can be reached from here;"
                     " REPLICAX_JOIN_TIMEOUT sets the seconds to wait."
                 ) from None
-            if now - warned_at > _TELL_EVERY:
+            if now - warned_at > _REPORT_EVERY:
                 warned_at = now
                 why = f": {error.strerror}" if isinstance(error, socket.gaierror) else ""
                 _log.warning("waiting for worker 0 (%s%s), %.0f s", address, why, now - began)

@@ -29,8 +29,8 @@ _LINGER = 3.0  # seconds to wait for a connection after both the hub and all wor
 _LONGEST = 600.0  # seconds to wait for workers that are saving; one of them may be stopped forever
 _LAST_ONES = 30.0  # seconds to wait for workers to exit after they have left the hub
 _LOOK_EVERY = 0.2
-_TELL_EVERY = 1.0
-_SILENCE = 4 * _TELL_EVERY  # seconds without a heartbeat that are always tolerated
+_HEARTBEAT_EVERY = 1.0
+_SILENCE = 4 * _HEARTBEAT_EVERY  # seconds without a heartbeat that are always tolerated
 # Messages of the hub, which end with a line feed: that the run is over, the workers' process ids,
 # and a process to stand in for.
 _OVER, _PIDS, _STAND_IN = b".", b"p", b"s"
@@ -282,7 +282,7 @@ def _serve_hub(hub: socket.socket, port: int, size: int, orders: _Orders) -> Non
     # Look often until every worker has connected: the loss of a connection of which the hub has no
     # duplicate would abort its worker. A duplicate has the inode of its socket.
     while True:
-        hub.settimeout(_LOOK_EVERY if len(sent) < size else _TELL_EVERY)
+        hub.settimeout(_LOOK_EVERY if len(sent) < size else _HEARTBEAT_EVERY)
         if not orders.follow():
             return
         with contextlib.suppress(OSError):  # the hub is stopped or gone, which `follow` notices

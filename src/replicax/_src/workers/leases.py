@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "REPLICAX_LEASES"
-_ENDING = "ending"  # the file that says that the launcher ends all workers
+_ENDING = "ending"  # the file by which the launcher announces that it ends all workers
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def take(seconds: float, what: str) -> None:
 
 
 def announce_end(folder: Path | None) -> None:
-    """Tell the workers that the launcher is about to end all of them, not one."""
+    """Announce to the workers that the launcher is about to end all of them, not one."""
     if folder is not None:
         with contextlib.suppress(OSError):
             (folder / _ENDING).touch()

@@ -160,7 +160,7 @@ class _Walk:
         ]  # a factor of 1.0 is no cotangent
         if None not in states:
             # The square of a norm, or the outer cotangent in a gradient of a gradient: the outer
-            # loss alone says by what the gradients are divided.
+            # loss alone determines the divisor of the gradients.
             return _SUM if _SUM in states else _OTHER
         state = _joined(states)
         other = equation.invars[states.index(None)]
