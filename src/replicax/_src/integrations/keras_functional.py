@@ -50,31 +50,31 @@ class SymbolicSize:
         return self._with("neg", self)
 
     def __add__(self, other: Any) -> "SymbolicSize":
-        """Return a sum."""
+        """Return the sum with another size or a number."""
         return self._with("add", self, other)
 
     def __radd__(self, other: Any) -> "SymbolicSize":
-        """Return a sum."""
+        """Return the sum with a number."""
         return self._with("add", other, self)
 
     def __sub__(self, other: Any) -> "SymbolicSize":
-        """Return a difference."""
+        """Return the difference."""
         return self._with("sub", self, other)
 
     def __rsub__(self, other: Any) -> "SymbolicSize":
-        """Return a difference."""
+        """Return the difference."""
         return self._with("sub", other, self)
 
     def __mul__(self, other: Any) -> "SymbolicSize":
-        """Return a product."""
+        """Return the product."""
         return self._with("mul", self, other)
 
     def __rmul__(self, other: Any) -> "SymbolicSize":
-        """Return a product."""
+        """Return the product."""
         return self._with("mul", other, self)
 
     def __floordiv__(self, other: Any) -> "SymbolicSize":
-        """Return a quotient."""
+        """Return the rounded-down quotient."""
         return self._with("floordiv", self, other)
 
 

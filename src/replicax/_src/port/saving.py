@@ -135,7 +135,7 @@ class SavedPaths:
 
 
 def _ended(text: str, ending: str) -> str:
-    """Return a text with an ending in place of Keras 2's; the same text if it fits Keras 3."""
+    """Return a path with Keras 3's file ending in place of Keras 2's; unchanged if it fits."""
     if text.endswith(ending) or (ending == _MODEL and text.endswith((".h5", ".hdf5"))):
         return text
     old = next((each for each in _OLD_ENDINGS if text.endswith(each)), "")

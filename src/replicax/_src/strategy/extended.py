@@ -175,7 +175,7 @@ class StrategyExtended:
             return self._for_each(parts, lambda _, *a, **k: fn(*a, **k), call, group=group)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Return the devices of variables that belong to no other variable: all of them."""
+        """Return all devices: a variable that is no slot of another one is on each of them."""
         return self.parameter_devices
 
     def read_var(self, v: Any) -> Any:

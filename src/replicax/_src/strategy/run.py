@@ -144,7 +144,7 @@ def run_host_driven(
 
 
 def _find_program(strategy: StrategyBase, closure: Closure) -> HostDrivenRun:
-    """Return the program for the current meaning of the function; create it if necessary."""
+    """Return the program for the function and the Python state it reads; create it if missing."""
     statics = [edge.value for edge in closure.statics]
     run = strategy.host_driven_runs.get(closure.place)
     if (

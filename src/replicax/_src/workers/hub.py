@@ -318,7 +318,7 @@ class Hub:
 
         Args:
             last: The collective after which an elastic run continues.
-            **resize: More about the resize before it.
+            **resize: Further entries of the message, about the preceding resize.
         """
         self._started = True
         self._order = self._ranked(self._members)

@@ -180,7 +180,7 @@ def _padded(x: jax.Array, value: float, padding: Sequence[tuple[int, int]]) -> j
 
 
 def _places(x: jax.Array, window: Sequence[int], strides: Sequence[int]) -> list[jax.Array]:
-    """For each position in a window, in order, return the array of all windows' values there."""
+    """Return, for each position in a window in order, the array of all windows' values at it."""
     ends = [d - k + 1 for d, k in zip(x.shape, window, strict=True)]
     return [
         lax.slice(x, at, [a + end for a, end in zip(at, ends, strict=True)], strides)
