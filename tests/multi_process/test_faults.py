@@ -109,7 +109,7 @@ def test_all_workers_say_that_the_process_of_jax_s_service_is_gone(tmp_path):
         for worker in gang.workers:
             assert worker.code == 1
             # As an error, or where the collective does not come back from Gloo, in its place.
-            assert "The process that keeps JAX's coordination service" in worker.text
+            assert "The process that runs JAX's coordination service" in worker.text
             assert "is gone: it was killed, or crashed" in worker.text
         assert gang.is_gone()
 
