@@ -379,7 +379,7 @@ def test_a_stranger_cannot_send_much():
 
 
 def test_those_who_wait_hear_of_one_with_a_wrong_token(monkeypatch):
-    monkeypatch.setattr(_hub, "_TELL_EVERY", 0.1)
+    monkeypatch.setattr(_hub, "_REPORT_EVERY", 0.1)
     with hub(2) as address, worker(address, 0, 2) as a, stranger(address) as sock:
         Wire(sock).send({"nonce": "x", "proof": "y"})
         while "did not know the token" not in (text := heard(a, "waiting")):
