@@ -130,7 +130,7 @@ def _backup_path(path: Path) -> Path:
 
 
 def _write_all(ports: dict[Path, Any], options: Any) -> None:
-    """Write the ports; a folder becomes a whole folder, with the files that have no port."""
+    """Write the ported programs; the port of a folder includes copies of its other files."""
     [first, *_] = options.program
     output: Path | None = options.output
     folder = output if first.is_dir() else None

@@ -400,7 +400,7 @@ class _FunctionBody:
         return made[0] if is_same else cst.Else(cst.IndentedBlock(made))
 
     def _nested(self, node: cst.FunctionDef) -> cst.FunctionDef:
-        """Return a function in this one, converted with the known types of the names around it."""
+        """Convert a nested function, given which names of the enclosing one are tensors."""
         if node.name.value in self._facts.element_functions:
             return node
         nested = _FunctionBody(node, self._found, self._facts, self)
@@ -837,7 +837,7 @@ class _FunctionBody:
         return not any(self._is_static(value) for value in values)
 
     def _is_static(self, node: Any) -> bool:
-        """Whether an expression is computed from shapes, which are numbers after the port."""
+        """Whether an expression is computed from shapes, which are numbers once ported."""
         values = [v for name in reads(node) for v in self.values.get(name, ()) if v is not None]
         return any(self._reads_shape(each) for each in (node, *values))
 

@@ -637,7 +637,7 @@ class _CalledJaxpr:
         return bool(maker.params["name"] == _ACCUMULATED)
 
     def takes(self, shards: "_Shards") -> list[_Form]:
-        """Return the layouts of the inputs that can be shards: of stacks, those of all layers."""
+        """Return the layout of each input that may be passed as a shard; None for the others."""
         first = self.consts + self.carries
         given = self.equation.invars
         layouts = [None if isinstance(x, jaxprs.Literal) else shards.layouts.get(x) for x in given]
@@ -647,7 +647,7 @@ class _CalledJaxpr:
         return [c if not self.is_loop or is_usable(i, c) else None for i, c in enumerate(layouts)]
 
     def returns(self, forms: Sequence[_Form]) -> list[_Form]:
-        """Return the forms of the outputs that can be other than whole."""
+        """Return the form of each output that may be returned other than whole, else None."""
         is_usable = lambda i, f: i >= self.carries and _is_stack(f)  # noqa: E731
         return [f if not self.is_loop or is_usable(i, f) else None for i, f in enumerate(forms)]
 
