@@ -92,7 +92,7 @@ def _read(path):
 
 def table(outcomes):
     """A row for each family."""
-    rows = ["| fault | times | seconds until an error: p50, p95, max | until training goes on |"]
+    rows = ["| fault | count | seconds until an error: p50, p95, max | until training resumes |"]
     rows += ["|---|---|---|---|"]
     every = [f for o in outcomes for f in o.happened]
     for family in [*EVERY_FAMILY, RESIZED, "all"]:
