@@ -140,8 +140,8 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
         >>> tf.squeeze(jnp.ones((1, 3, 1)), [0]).shape
         (3, 1)
     """
-    found = None if axis is None or (np.ndim(axis) and not len(axis)) else axes(axis)
-    return library(input).squeeze(as_tensor(input), found)
+    dims = None if axis is None or (np.ndim(axis) and not len(axis)) else axes(axis)
+    return library(input).squeeze(as_tensor(input), dims)
 
 
 def transpose(
@@ -167,8 +167,8 @@ def concat(values: Any, axis: Any, name: str | None = "concat") -> Any:
     parts = list(values) if isinstance(values, (list, tuple)) else [values]
     dtype = next((p.dtype for p in parts if hasattr(p, "dtype")), None)
     xp = library(parts)
-    made = [as_tensor(p, None if hasattr(p, "dtype") else dtype, xp) for p in parts]
-    return shaped(xp.concatenate(made, operator.index(axis)), parts)
+    arrays = [as_tensor(p, None if hasattr(p, "dtype") else dtype, xp) for p in parts]
+    return shaped(xp.concatenate(arrays, operator.index(axis)), parts)
 
 
 def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
@@ -289,9 +289,9 @@ def reverse_sequence(
     x, xp = as_tensor(input), library(input)
     axis, batch = operator.index(seq_axis), operator.index(batch_axis or 0)
     moved = xp.moveaxis(x, (batch, axis), (0, 1))
-    place = xp.arange(moved.shape[1])[None]
+    position = xp.arange(moved.shape[1])[None]
     length = as_tensor(seq_lengths)[:, None]
-    index = xp.where(place < length, length - 1 - place, place)
+    index = xp.where(position < length, length - 1 - position, position)
     rows = xp.arange(moved.shape[0])[:, None]
     return xp.moveaxis(moved[rows, index], (0, 1), (batch, axis))
 
@@ -396,8 +396,8 @@ def eye(
     """
     xp, rows = library(), int(num_rows)
     columns = rows if num_columns is None else int(num_columns)
-    made = xp.eye(rows, columns, dtype=result_dtype(dtype))
-    return xp.broadcast_to(made, (*ints(batch_shape), rows, columns))
+    result = xp.eye(rows, columns, dtype=result_dtype(dtype))
+    return xp.broadcast_to(result, (*ints(batch_shape), rows, columns))
 
 
 def one_hot(
@@ -418,11 +418,11 @@ def one_hot(
     xp, x = library(indices), as_tensor(indices)
     known = next((as_tensor(v).dtype for v in (on_value, off_value) if v is not None), np.float32)
     kind = result_dtype(known if dtype is None else dtype)
-    place = -1 if axis is None else axis
-    is_on = xp.expand_dims(x, place)
+    new_axis = -1 if axis is None else axis
+    is_on = xp.expand_dims(x, new_axis)
     rank = is_on.ndim
     spread = xp.arange(int(depth), dtype=x.dtype).reshape(
-        [-1 if i == place % rank else 1 for i in builtins.range(rank)]
+        [-1 if i == new_axis % rank else 1 for i in builtins.range(rank)]
     )
     on = 1 if on_value is None else on_value
     off = 0 if off_value is None else off_value
@@ -480,8 +480,8 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
         Array([1., 2.], dtype=float32)
     """
     if x is None and y is None:
-        found = np.argwhere(np.asarray(condition)).astype(np.int64)
-        return found if library(condition) is np else jnp.asarray(found)
+        indices = np.argwhere(np.asarray(condition)).astype(np.int64)
+        return indices if library(condition) is np else jnp.asarray(indices)
     first, second = _pair(x, y)
     return library(condition, first, second).where(as_tensor(condition), first, second)
 
@@ -576,17 +576,17 @@ def scatter_nd(
 
 
 def _scatter(x: Any, indices: Any, updates: Any, ufunc: Any, method: Any) -> Any:
-    made, index = as_tensor(x), as_tensor(indices)
-    values = as_tensor(updates, None if hasattr(updates, "dtype") else made.dtype)
+    result, index = as_tensor(x), as_tensor(indices)
+    values = as_tensor(updates, None if hasattr(updates, "dtype") else result.dtype)
     key = tuple(index[..., i] for i in builtins.range(index.shape[-1]))
-    if library(made) is np:
-        made = made.copy()
+    if library(result) is np:
+        result = result.copy()
         if ufunc is None:
-            made[key] = values
+            result[key] = values
         else:
-            ufunc.at(made, key, values)
-        return made
-    return getattr(made.at[key], method)(values)
+            ufunc.at(result, key, values)
+        return result
+    return getattr(result.at[key], method)(values)
 
 
 def tensor_scatter_nd_update(
@@ -801,8 +801,8 @@ def sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | 
         >>> tf.sort(jnp.array([3, 1, 2]), direction="DESCENDING")
         Array([3, 2, 1], dtype=int32)
     """
-    made = library(values).sort(as_tensor(values), axis)
-    return made if direction == "ASCENDING" else library(values).flip(made, axis)
+    result = library(values).sort(as_tensor(values), axis)
+    return result if direction == "ASCENDING" else library(values).flip(result, axis)
 
 
 def searchsorted(
@@ -822,8 +822,8 @@ def searchsorted(
     if rows.ndim == 1:
         return library(rows).searchsorted(rows, wanted, side=side).astype(result_dtype(out_type))
     order = rows.reshape(-1, rows.shape[-1])[:, None, :]
-    asked = wanted.reshape(-1, wanted.shape[-1])[:, :, None]
-    before = order < asked if side == "left" else order <= asked
+    targets = wanted.reshape(-1, wanted.shape[-1])[:, :, None]
+    before = order < targets if side == "left" else order <= targets
     return before.sum(-1).reshape(wanted.shape).astype(result_dtype(out_type))
 
 
@@ -851,8 +851,8 @@ def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None)
     order = np.argsort(first)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    made = values[order], place[index.ravel()].astype(out_idx), counts[order].astype(out_idx)
-    return made if library(x) is np else tuple(as_tensor(m) for m in made)
+    result = values[order], place[index.ravel()].astype(out_idx), counts[order].astype(out_idx)
+    return result if library(x) is np else tuple(as_tensor(m) for m in result)
 
 
 def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:
@@ -891,12 +891,12 @@ def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> Any:
     places = [np.asarray(i) for i in indices]
     parts = [as_tensor(d) for d in data]
     rest = parts[0].shape[places[0].ndim :]
-    made = library(parts).zeros(
+    result = library(parts).zeros(
         (max(int(p.max()) for p in places if p.size) + 1, *rest), parts[0].dtype
     )
-    for place, part in zip(places, parts, strict=True):
-        made = tensor_scatter_nd_update(made, place.reshape(-1, 1), part.reshape(-1, *rest))
-    return made
+    for positions, part in zip(places, parts, strict=True):
+        result = tensor_scatter_nd_update(result, positions.reshape(-1, 1), part.reshape(-1, *rest))
+    return result
 
 
 def identity_n(input: Any, name: str | None = None) -> Any:

@@ -86,8 +86,8 @@ def while_loop(
         Array(3, dtype=int32)
     """
     if not isinstance(loop_vars, (list, tuple)):
-        made = while_loop(cond, body, [loop_vars], maximum_iterations=maximum_iterations)
-        return made[0] if isinstance(made, (list, tuple)) and len(made) == 1 else made
+        results = while_loop(cond, body, [loop_vars], maximum_iterations=maximum_iterations)
+        return results[0] if isinstance(results, (list, tuple)) and len(results) == 1 else results
     start = tuple(jax.tree.map(as_tensor, value) for value in loop_vars)
     most = None if maximum_iterations is None else as_tensor(maximum_iterations)
 
@@ -98,13 +98,13 @@ def while_loop(
 
     def step(state: Any) -> Any:
         turn, values = state
-        made = body(*values)
-        made = tuple(made) if isinstance(made, (list, tuple)) else (made,)
-        if len(made) != len(values):
+        results = body(*values)
+        results = tuple(results) if isinstance(results, (list, tuple)) else (results,)
+        if len(results) != len(values):
             raise InvalidArgumentError(
-                f"while_loop: body returned {len(made)} values for {len(values)} loop_vars."
+                f"while_loop: body returned {len(results)} values for {len(values)} loop_vars."
             )
-        return turn + 1, jax.tree.map(_like, made, values)
+        return turn + 1, jax.tree.map(_like, results, values)
 
     _, result = rx_while_loop(proceeds, step, (jnp.int32(0), start))
     kind = type(loop_vars)
@@ -221,18 +221,18 @@ def map_fn(
     """
     leaves = jax.tree.leaves(elems)
     if is_staging() or any(isinstance(x, jax.core.Tracer) for x in leaves):
-        made = jax.tree.map(as_tensor, elems)
-        _, found = rx_scan(lambda c, x: (c, fn(x)), jnp.int32(0), made)
-        return found
+        arrays = jax.tree.map(as_tensor, elems)
+        _, results = rx_scan(lambda c, x: (c, fn(x)), jnp.int32(0), arrays)
+        return results
     parts = jax.tree.map(as_tensor, elems)
     size = len(jax.tree.leaves(parts)[0])
-    found = [fn(jax.tree.map(lambda x, i=i: x[i], parts)) for i in range(size)]
-    return jax.tree.map(lambda *xs: _stacked(xs), *found)
+    results = [fn(jax.tree.map(lambda x, i=i: x[i], parts)) for i in range(size)]
+    return jax.tree.map(lambda *xs: _stacked(xs), *results)
 
 
 def _stacked(values: Any) -> Any:
-    made = [as_tensor(value) for value in values]
-    return (np if isinstance(made[0], np.ndarray) else jnp).stack(made)
+    arrays = [as_tensor(value) for value in values]
+    return (np if isinstance(arrays[0], np.ndarray) else jnp).stack(arrays)
 
 
 def vectorized_map(
@@ -415,10 +415,10 @@ def custom_gradient(f: Any = None) -> Any:
         def run_backward(xs: Any, cotangent: Any) -> Any:
             _, backward = f(*xs, **kwargs)
             flat = cotangent if isinstance(cotangent, (list, tuple)) else (cotangent,)
-            found = backward(*flat)
-            found = tuple(found) if isinstance(found, (list, tuple)) else (found,)
+            gradients = backward(*flat)
+            gradients = tuple(gradients) if isinstance(gradients, (list, tuple)) else (gradients,)
             return tuple(
-                jnp.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)
+                jnp.zeros_like(x) if g is None else g for g, x in zip(gradients, xs, strict=True)
             )
 
         run.defvjp(run_forward, run_backward)

@@ -53,11 +53,11 @@ def as_tensor(value: Any, dtype: Any = None, xp: Any = None) -> Any:
     """Return a value as an array; Python's numbers become float32 and int32."""
     xp = library(value) if xp is None else xp
     if dtype is None and not hasattr(value, "dtype") and not _has_arrays(value):
-        made = np.asarray(value)
-        dtype = {"float64": np.float32, "int64": np.int32}.get(made.dtype.name)
-        if dtype is np.int32 and made.size and np.abs(made).max() > np.iinfo(np.int32).max:
+        array = np.asarray(value)
+        dtype = {"float64": np.float32, "int64": np.int32}.get(array.dtype.name)
+        if dtype is np.int32 and array.size and np.abs(array).max() > np.iinfo(np.int32).max:
             dtype = np.int64
-        if made.dtype.kind in "SUO":  # strings stay on the host
+        if array.dtype.kind in "SUO":  # strings stay on the host
             return np.asarray(value, object)
     return shaped(xp.asarray(value, result_dtype(dtype)), value)
 
@@ -68,11 +68,11 @@ def _has_arrays(value: Any) -> bool:
 
 def as_tensors(*values: Any) -> Any:
     """Return values as arrays of one dtype; numbers take the dtype of the first array."""
-    found = [getattr(value, "dtype", None) for value in values]
-    dtype = next((each for each in found if each is not None), None)
+    dtypes = [getattr(value, "dtype", None) for value in values]
+    dtype = next((each for each in dtypes if each is not None), None)
     xp = library(*values)
     return [
-        as_tensor(v, dtype if d is None else None, xp) for v, d in zip(values, found, strict=True)
+        as_tensor(v, dtype if d is None else None, xp) for v, d in zip(values, dtypes, strict=True)
     ]
 
 
@@ -91,5 +91,5 @@ def axes(axis: Any) -> Any:
     """Return an axis, or several as a tuple, for NumPy."""
     if axis is None or isinstance(axis, (int, np.integer)):
         return axis
-    found = ints(axis)
-    return found[0] if len(found) == 1 and getattr(axis, "ndim", 1) == 0 else found
+    numbers = ints(axis)
+    return numbers[0] if len(numbers) == 1 and getattr(axis, "ndim", 1) == 0 else numbers

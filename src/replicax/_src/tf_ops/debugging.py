@@ -186,13 +186,13 @@ def assert_shapes(
     """
     known: dict[Any, int] = {}
     for x, wanted in shapes.items() if isinstance(shapes, dict) else shapes:
-        found, spec = np.shape(x), tuple(wanted)
-        _require(len(found) == len(spec), f"{message or ''} shape {found} does not fit {spec}")
-        for size, want in zip(found, spec, strict=True):
+        shape, spec = np.shape(x), tuple(wanted)
+        _require(len(shape) == len(spec), f"{message or ''} shape {shape} does not fit {spec}")
+        for size, want in zip(shape, spec, strict=True):
             right = want if isinstance(want, int) else known.setdefault(want, size)
             _require(
                 want in (None, ".") or size == right,
-                f"{message or ''} shape {found} does not fit {spec}",
+                f"{message or ''} shape {shape} does not fit {spec}",
             )
 
 
@@ -278,11 +278,11 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
         >>> tf.debugging.assert_same_float_dtype([jnp.ones(1)])
         dtype('float32')
     """
-    found = {as_tensor(t).dtype for t in tensors or () if t is not None}
-    found |= set() if dtype is None else {np.dtype(dtype)}
-    if len(found) > 1 or any(d.kind != "f" for d in found):
-        raise ValueError(f"Expected floats of one dtype, got {sorted(map(str, found))}.")
-    return found.pop() if found else np.dtype(np.float32)
+    dtypes = {as_tensor(t).dtype for t in tensors or () if t is not None}
+    dtypes |= set() if dtype is None else {np.dtype(dtype)}
+    if len(dtypes) > 1 or any(d.kind != "f" for d in dtypes):
+        raise ValueError(f"Expected floats of one dtype, got {sorted(map(str, dtypes))}.")
+    return dtypes.pop() if dtypes else np.dtype(np.float32)
 
 
 def assert_proper_iterable(values: Any) -> None:

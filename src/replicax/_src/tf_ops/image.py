@@ -85,8 +85,8 @@ def resize(
 def _resampled(image: Any, rows: Any, columns: Any) -> Any:
     xp = library(image)
     extra = {} if xp is np else {"precision": "highest"}
-    made = xp.einsum("ih,...hwc->...iwc", rows, image, **extra)
-    return xp.einsum("jw,...iwc->...ijc", columns, made, **extra)
+    result = xp.einsum("ih,...hwc->...iwc", rows, image, **extra)
+    return xp.einsum("jw,...iwc->...ijc", columns, result, **extra)
 
 
 def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> Any:
@@ -126,13 +126,13 @@ def resize_with_pad(
     ratio = max(width / target_width, height / target_height)
     top = max(0, int(np.floor((target_height - height / ratio) / 2)))
     left = max(0, int(np.floor((target_width - width / ratio) / 2)))
-    made = resize(
+    result = resize(
         x,
         [int(np.floor(height / ratio)), int(np.floor(width / ratio))],
         method,
         antialias=antialias,
     )
-    return pad_to_bounding_box(made, top, left, target_height, target_width)
+    return pad_to_bounding_box(result, top, left, target_height, target_width)
 
 
 def crop_to_bounding_box(
@@ -275,8 +275,8 @@ def _in_floats(image: Any, change: Any) -> Any:
     x = as_tensor(image)
     if x.dtype.kind not in "iu":
         return change(x)
-    made = change(convert_image_dtype(x, np.float32))
-    return convert_image_dtype(made, x.dtype, saturate=True)
+    result = change(convert_image_dtype(x, np.float32))
+    return convert_image_dtype(result, x.dtype, saturate=True)
 
 
 def adjust_brightness(image: Any, delta: Any) -> Any:
@@ -351,13 +351,13 @@ def hsv_to_rgb(images: Any, name: str | None = None) -> Any:
     x = as_tensor(images)
     xp = library(x)
     hue, saturation, value = x[..., 0], x[..., 1], x[..., 2]
-    place = hue * 6
-    red = xp.clip(xp.abs(place - 3) - 1, 0, 1)
-    green = xp.clip(2 - xp.abs(place - 2), 0, 1)
-    blue = xp.clip(2 - xp.abs(place - 4), 0, 1)
+    sector = hue * 6
+    red = xp.clip(xp.abs(sector - 3) - 1, 0, 1)
+    green = xp.clip(2 - xp.abs(sector - 2), 0, 1)
+    blue = xp.clip(2 - xp.abs(sector - 4), 0, 1)
     mix = xp.stack([red, green, blue], -1)
-    made = (1 - saturation[..., None] + saturation[..., None] * mix) * value[..., None]
-    return made.astype(x.dtype)
+    result = (1 - saturation[..., None] + saturation[..., None] * mix) * value[..., None]
+    return result.astype(x.dtype)
 
 
 def adjust_saturation(image: Any, saturation_factor: Any, name: str | None = None) -> Any:
@@ -399,8 +399,8 @@ def rgb_to_grayscale(images: Any, name: str | None = None) -> Any:
         0.9999000430107117
     """
     x = as_tensor(images)
-    made = convert_image_dtype(x, np.float32) if x.dtype.kind in "iu" else x
-    gray = (made * _GRAY.astype(made.dtype)).sum(-1, keepdims=True)
+    result = convert_image_dtype(x, np.float32) if x.dtype.kind in "iu" else x
+    gray = (result * _GRAY.astype(result.dtype)).sum(-1, keepdims=True)
     return convert_image_dtype(gray, x.dtype)
 
 
@@ -503,8 +503,8 @@ def _coins(x: Any, draw: Any) -> Any:
     """Return a random boolean for each image of a batch."""
     if x.ndim == 3:
         return draw() < 0.5
-    found = [draw() < 0.5 for _ in range(x.shape[0])]
-    return library(x).stack([library(x).asarray(f) for f in found]).reshape(-1, 1, 1, 1)
+    coins = [draw() < 0.5 for _ in range(x.shape[0])]
+    return library(x).stack([library(x).asarray(f) for f in coins]).reshape(-1, 1, 1, 1)
 
 
 def _flipped(image: Any, flip: Any, draw: Any) -> Any:
@@ -751,8 +751,8 @@ def adjust_jpeg_quality(
     """
     x = as_tensor(image)
     coded = encode_jpeg(convert_image_dtype(x, np.uint8, saturate=True), quality=int(jpeg_quality))
-    made = np.asarray(_pillow.open(io.BytesIO(coded)).convert("RGB"))
-    return convert_image_dtype(library(x).asarray(made), x.dtype, saturate=True)
+    result = np.asarray(_pillow.open(io.BytesIO(coded)).convert("RGB"))
+    return convert_image_dtype(library(x).asarray(result), x.dtype, saturate=True)
 
 
 # Boxes.
@@ -785,8 +785,8 @@ def non_max_suppression(
         union = area[i] + area[chosen] - shared
         if not np.any(shared > iou_threshold * np.where(union > 0, union, 1)):
             chosen.append(int(i))
-    made = np.asarray(chosen, np.int32)
-    return made if in_element_function() else jnp.asarray(made)
+    result = np.asarray(chosen, np.int32)
+    return result if in_element_function() else jnp.asarray(result)
 
 
 def crop_and_resize(
@@ -810,8 +810,8 @@ def crop_and_resize(
     rows = _sample_places(xp, box[:, 0], box[:, 2], x.shape[1], ints(crop_size)[0])
     columns = _sample_places(xp, box[:, 1], box[:, 3], x.shape[2], ints(crop_size)[1])
     inside = _is_inside(rows, x.shape[1])[:, :, None] & _is_inside(columns, x.shape[2])[:, None]
-    made = _sampled(xp, x, index, rows, columns, method)
-    return xp.where(inside[..., None], made, xp.asarray(extrapolation_value, np.float32))
+    result = _sampled(xp, x, index, rows, columns, method)
+    return xp.where(inside[..., None], result, xp.asarray(extrapolation_value, np.float32))
 
 
 def _sample_places(xp: Any, first: Any, last: Any, size: Any, count: Any) -> Any:
@@ -1066,7 +1066,7 @@ def extract_patches(
     """
     x = jnp.asarray(as_tensor(images))
     size, step, rate = (ints(v)[1:3] for v in (sizes, strides, rates))
-    made = jax.lax.conv_general_dilated_patches(
+    result = jax.lax.conv_general_dilated_patches(
         x,
         size,
         step,
@@ -1075,6 +1075,6 @@ def extract_patches(
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     channels = x.shape[-1]
-    made = made.reshape(*made.shape[:3], channels, *size)
-    made = jnp.moveaxis(made, 3, -1).reshape(*made.shape[:3], -1)
-    return np.asarray(made) if in_element_function() else made
+    result = result.reshape(*result.shape[:3], channels, *size)
+    result = jnp.moveaxis(result, 3, -1).reshape(*result.shape[:3], -1)
+    return np.asarray(result) if in_element_function() else result

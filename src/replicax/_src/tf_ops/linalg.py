@@ -34,8 +34,8 @@ def matmul(
     xp = library(x, y)
     x = _swapped(x, transpose_a, adjoint_a)
     y = _swapped(y, transpose_b, adjoint_b)
-    made = xp.matmul(x, y)
-    return made if output_type is None else made.astype(output_type)
+    result = xp.matmul(x, y)
+    return result if output_type is None else result.astype(output_type)
 
 
 def _swapped(x: Any, is_transposed: Any, is_adjoint: Any) -> Any:
@@ -92,8 +92,8 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
         Array(2., dtype=float32)
     """
     x, y = as_tensors(a, b)
-    place = int(axes) if np.ndim(axes) == 0 else [ints(each) for each in axes]
-    return library(x).tensordot(x, y, place)
+    dims = int(axes) if np.ndim(axes) == 0 else [ints(each) for each in axes]
+    return library(x).tensordot(x, y, dims)
 
 
 def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -121,13 +121,13 @@ def norm(
         Array(5., dtype=float32)
     """
     x = as_tensor(tensor)
-    place = axes(axis)
+    dims = axes(axis)
     xp = library(x)
-    if ord in ("euclidean", "fro", 2) and not (isinstance(place, tuple) and ord == 2):
-        return xp.sqrt(xp.sum(xp.square(xp.abs(x)), place, keepdims=bool(keepdims)))
-    if place is None:
+    if ord in ("euclidean", "fro", 2) and not (isinstance(dims, tuple) and ord == 2):
+        return xp.sqrt(xp.sum(xp.square(xp.abs(x)), dims, keepdims=bool(keepdims)))
+    if dims is None:
         x = x.reshape(-1)
-    return xp.linalg.norm(x, ord, place, bool(keepdims))
+    return xp.linalg.norm(x, ord, dims, bool(keepdims))
 
 
 def normalize(
@@ -165,8 +165,8 @@ def diag(
     size = x.shape[-1] + abs(k)
     rows = size if num_rows < 0 else num_rows
     columns = size if num_cols < 0 else num_cols
-    made = xp.full((*x.shape[:-1], rows, columns), padding_value, x.dtype)
-    return set_diag(made, x, k=k)
+    result = xp.full((*x.shape[:-1], rows, columns), padding_value, x.dtype)
+    return set_diag(result, x, k=k)
 
 
 def diag_part(

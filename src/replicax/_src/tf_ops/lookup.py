@@ -93,10 +93,10 @@ class TextFileInitializer:
             for i, line in enumerate(lines)
         ]
 
-    def _column(self, line: Any, number: Any, place: Any, kind: Any) -> Any:
-        if place == TextFileIndex.LINE_NUMBER:
+    def _column(self, line: Any, number: Any, column: Any, kind: Any) -> Any:
+        if column == TextFileIndex.LINE_NUMBER:
             return number + self._offset
-        text = line if place == TextFileIndex.WHOLE_LINE else line.split(self._delimiter)[place]
+        text = line if column == TextFileIndex.WHOLE_LINE else line.split(self._delimiter)[column]
         return text.encode() if kind.kind == "O" else kind.type(text).item()
 
 
@@ -134,14 +134,14 @@ class StaticHashTable:
         if isinstance(keys, (str, bytes)):
             return self._value(to_bytes(keys))
         x = np.asarray(keys, object)
-        made = np.empty(x.shape, object)
-        made.reshape(-1)[:] = [self._value(_key(k)) for k in x.reshape(-1)]
+        result = np.empty(x.shape, object)
+        result.reshape(-1)[:] = [self._value(_key(k)) for k in x.reshape(-1)]
         kind = self.value_dtype if self.value_dtype.kind != "U" else np.dtype(object)
-        return made.astype(kind) if made.ndim else made.astype(kind)[()]
+        return result.astype(kind) if result.ndim else result.astype(kind)[()]
 
     def _value(self, key: Any) -> Any:
-        found = self._table.get(key, self._default)
-        return to_bytes(found) if isinstance(found, str) else found
+        value = self._table.get(key, self._default)
+        return to_bytes(value) if isinstance(value, str) else value
 
     def export(self, name: str | None = None) -> Any:
         """Return all keys, and all values."""

@@ -17,8 +17,8 @@ def _unary(name: str, x: Any) -> Any:
     xp = library(value)
     if hasattr(xp, name):
         return shaped(getattr(xp, name)(value), x)
-    made = getattr(jsp, name)(value)
-    return np.asarray(made, value.dtype) if xp is np else made
+    result = getattr(jsp, name)(value)
+    return np.asarray(result, value.dtype) if xp is np else result
 
 
 def _binary(name: str, x: Any, y: Any) -> Any:
@@ -852,8 +852,8 @@ def log_softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
 def _through_jax(function: Any, x: Any) -> Any:
     """Apply a function of JAX; on the host, to NumPy values."""
     value = as_tensor(x)
-    made = function(value)
-    return np.asarray(made) if library(value) is np else made
+    result = function(value)
+    return np.asarray(result) if library(value) is np else result
 
 
 def xlogy(x: Any, y: Any, name: str | None = None) -> Any:
@@ -952,10 +952,10 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
         Array(7., dtype=float32)
     """
     value = as_tensor(x)
-    made = library(value).zeros_like(value)
+    result = library(value).zeros_like(value)
     for coefficient in coeffs:
-        made = made * value + coefficient
-    return made
+        result = result * value + coefficient
+    return result
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
@@ -1026,8 +1026,8 @@ def clip_by_global_norm(
 
 def _reduction(name: str, x: Any, axis: Any, keepdims: Any) -> Any:
     value = as_tensor(x)
-    made = getattr(library(value), name)(value, axis=axes(axis), keepdims=keepdims)
-    return made.astype(value.dtype) if hasattr(made, "astype") else made
+    result = getattr(library(value), name)(value, axis=axes(axis), keepdims=keepdims)
+    return result.astype(value.dtype) if hasattr(result, "astype") else result
 
 
 def reduce_max(
@@ -1186,8 +1186,8 @@ def count_nonzero(
         Array(1, dtype=int32)
     """
     value = as_tensor(input)
-    made = library(value).sum(value != 0, axis=axes(axis), keepdims=bool(keepdims))
-    return made.astype(result_dtype(dtype))
+    result = library(value).sum(value != 0, axis=axes(axis), keepdims=bool(keepdims))
+    return result.astype(result_dtype(dtype))
 
 
 def zero_fraction(value: Any, name: str | None = None) -> Any:
@@ -1237,14 +1237,14 @@ def _cumulative(name: str, x: Any, axis: Any, exclusive: Any, reverse: Any) -> A
     value = as_tensor(x)
     xp = library(value)
     start = xp.flip(value, axis) if reverse else value
-    made = getattr(xp, name)(start, axis, dtype=value.dtype)
+    result = getattr(xp, name)(start, axis, dtype=value.dtype)
     if exclusive:
         first = [slice(None)] * value.ndim
         first[axis] = slice(0, -1)
         widths = [(0, 0)] * value.ndim
         widths[axis] = (1, 0)
-        made = xp.pad(made[tuple(first)], widths, constant_values=int(name == "cumprod"))
-    return xp.flip(made, axis) if reverse else made
+        result = xp.pad(result[tuple(first)], widths, constant_values=int(name == "cumprod"))
+    return xp.flip(result, axis) if reverse else result
 
 
 def cumsum(
@@ -1338,9 +1338,9 @@ def bincount(
         length = min(length, int(maxlength)) if length else int(maxlength)
     known = library(value).where(value < length, value, length).reshape(-1)
     counted: Any = None if weights is None else as_tensor(weights).reshape(-1)
-    made = library(value).bincount(known, counted, minlength=length + 1)[:length]
-    made = (made > 0) if binary_output else made
-    return made.astype(result_dtype(dtype) if weights is None else counted.dtype)
+    result = library(value).bincount(known, counted, minlength=length + 1)[:length]
+    result = (result > 0) if binary_output else result
+    return result.astype(result_dtype(dtype) if weights is None else counted.dtype)
 
 
 def _is_traced(value: Any) -> bool:
@@ -1362,18 +1362,18 @@ def confusion_matrix(
         Array([[0, 1],
                [0, 1]], dtype=int32)
     """
-    real, found = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
+    real, predicted = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
     if num_classes is None:
-        num_classes = int(max(np.max(np.asarray(real)), np.max(np.asarray(found)))) + 1
+        num_classes = int(max(np.max(np.asarray(real)), np.max(np.asarray(predicted)))) + 1
     xp, size = library(real), int(num_classes)
     each = (
         xp.ones(real.shape, result_dtype(dtype)) if weights is None else as_tensor(weights, dtype)
     )
     if xp is np:
-        made = np.zeros((size, size), dtype)
-        np.add.at(made, (real, found), each)
-        return made
-    return jnp.zeros((size, size), result_dtype(dtype)).at[real, found].add(each)
+        matrix = np.zeros((size, size), dtype)
+        np.add.at(matrix, (real, predicted), each)
+        return matrix
+    return jnp.zeros((size, size), result_dtype(dtype)).at[real, predicted].add(each)
 
 
 def invert_permutation(x: Any, name: str | None = None) -> Any:
@@ -1422,10 +1422,10 @@ def cumulative_logsumexp(
         Array([0.       , 0.6931472], dtype=float32)
     """
     value = as_tensor(x)
-    made = jax.lax.cumlogsumexp(value, axis % value.ndim, reverse=reverse)
+    result = jax.lax.cumlogsumexp(value, axis % value.ndim, reverse=reverse)
     if not exclusive:
-        return made
-    moved = jnp.roll(made, -1 if reverse else 1, axis)
+        return result
+    moved = jnp.roll(result, -1 if reverse else 1, axis)
     edge: list[Any] = [slice(None)] * value.ndim
     edge[axis] = -1 if reverse else 0
     return moved.at[tuple(edge)].set(jnp.finfo(value.dtype).min)
@@ -1434,8 +1434,8 @@ def cumulative_logsumexp(
 def _segments(method: Any, data: Any, ids: Any, count: Any, start: Any) -> Any:
     value, place = as_tensor(data), as_tensor(ids)
     value = value.reshape(-1, *value.shape[place.ndim :])
-    made = jnp.full((int(count), *value.shape[1:]), start, value.dtype)
-    return getattr(made.at[place.reshape(-1)], method)(value)
+    result = jnp.full((int(count), *value.shape[1:]), start, value.dtype)
+    return getattr(result.at[place.reshape(-1)], method)(value)
 
 
 def _number_of(ids: Any) -> int:
@@ -1626,8 +1626,8 @@ def histogram_fixed_width_bins(
     value = as_tensor(values)
     low, high = (as_tensor(v, value.dtype) for v in value_range)
     xp = library(value)
-    place = xp.floor((value - low) / (high - low) * nbins)
-    return xp.clip(place, 0, nbins - 1).astype(result_dtype(dtype))
+    bins = xp.floor((value - low) / (high - low) * nbins)
+    return xp.clip(bins, 0, nbins - 1).astype(result_dtype(dtype))
 
 
 def histogram_fixed_width(
@@ -1639,6 +1639,6 @@ def histogram_fixed_width(
         >>> tf.histogram_fixed_width([0.1, 0.9], [0.0, 1.0], 2)
         Array([1, 1], dtype=int32)
     """
-    place = histogram_fixed_width_bins(values, value_range, nbins)
-    xp = library(place)
-    return xp.bincount(place.reshape(-1), minlength=int(nbins)).astype(result_dtype(dtype))
+    bins = histogram_fixed_width_bins(values, value_range, nbins)
+    xp = library(bins)
+    return xp.bincount(bins.reshape(-1), minlength=int(nbins)).astype(result_dtype(dtype))

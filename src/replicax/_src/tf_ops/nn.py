@@ -133,12 +133,12 @@ def moments(
         (Array(2., dtype=float32), Array(1., dtype=float32))
     """
     value = as_tensor(x)
-    place = ints(axes)
+    dims = ints(axes)
     wide = value.astype(np.float32) if value.dtype == np.float16 else value
-    mean = wide.mean(place, keepdims=True)
-    variance = jnp.square(wide - jax.lax.stop_gradient(mean)).mean(place, keepdims=True)
+    mean = wide.mean(dims, keepdims=True)
+    variance = jnp.square(wide - jax.lax.stop_gradient(mean)).mean(dims, keepdims=True)
     if not keepdims:
-        mean, variance = mean.squeeze(place), variance.squeeze(place)
+        mean, variance = mean.squeeze(dims), variance.squeeze(dims)
     return mean.astype(value.dtype), variance.astype(value.dtype)
 
 
@@ -152,12 +152,12 @@ def weighted_moments(
         (Array(1., dtype=float32), Array(0., dtype=float32))
     """
     value, weight = as_tensor(x), as_tensor(frequency_weights)
-    place = ints(axes)
+    dims = ints(axes)
     weight = jnp.broadcast_to(weight, value.shape).astype(value.dtype)
-    total = weight.sum(place, keepdims=True)
-    mean = (value * weight).sum(place, keepdims=True) / total
-    variance = (weight * jnp.square(value - mean)).sum(place, keepdims=True) / total
-    return (mean, variance) if keepdims else (mean.squeeze(place), variance.squeeze(place))
+    total = weight.sum(dims, keepdims=True)
+    mean = (value * weight).sum(dims, keepdims=True) / total
+    variance = (weight * jnp.square(value - mean)).sum(dims, keepdims=True) / total
+    return (mean, variance) if keepdims else (mean.squeeze(dims), variance.squeeze(dims))
 
 
 def batch_normalization(
@@ -333,13 +333,13 @@ def _letters(rank: Any, data_format: Any) -> Any:
 
 def _per_axis(value: Any, rank: Any, data_format: Any) -> Any:
     """Return the strides or dilations of the spatial axes."""
-    found = ints(1 if value is None else value)
-    if len(found) == 1:
-        return found * (rank - 2)
-    if len(found) == rank - 2:
-        return found
+    sizes = ints(1 if value is None else value)
+    if len(sizes) == 1:
+        return sizes * (rank - 2)
+    if len(sizes) == rank - 2:
+        return sizes
     is_first = data_format is not None and data_format.startswith("NC")
-    return found[2:] if is_first else found[1:-1]
+    return sizes[2:] if is_first else sizes[1:-1]
 
 
 def _padding(padding: Any, rank: Any, data_format: Any) -> Any:
@@ -513,8 +513,8 @@ def conv2d_transpose(
     def forward(y: Any) -> Any:
         return convolution(y, kernel, strides, padding, data_format, dilations)
 
-    [made] = jax.linear_transpose(forward, zeros)(x)
-    return made
+    [result] = jax.linear_transpose(forward, zeros)(x)
+    return result
 
 
 def conv1d_transpose(
@@ -557,10 +557,10 @@ def conv3d_transpose(
 
 def _window(value: Any, rank: Any, data_format: Any) -> Any:
     """Return a window size for every axis of the input."""
-    found = ints(value)
-    if len(found) == rank:
-        return found
-    space = found * (rank - 2) if len(found) == 1 else found
+    sizes = ints(value)
+    if len(sizes) == rank:
+        return sizes
+    space = sizes * (rank - 2) if len(sizes) == 1 else sizes
     is_first = data_format is not None and data_format.startswith("NC")
     return (1, 1, *space) if is_first else (1, *space, 1)
 

@@ -27,9 +27,9 @@ class TensorShape(tuple[Any, ...]):
 
     def __new__(cls, dims: Any = None) -> Any:
         """Create a shape from sizes or another shape; None stands for an unknown rank."""
-        made = super().__new__(cls, () if dims is None else cls._sizes(dims))
-        made.is_known = dims is not None and getattr(dims, "is_known", True)
-        return made
+        result = super().__new__(cls, () if dims is None else cls._sizes(dims))
+        result.is_known = dims is not None and getattr(dims, "is_known", True)
+        return result
 
     @staticmethod
     def _sizes(dims: Any) -> Any:
@@ -116,8 +116,8 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape(other).concatenate(self)
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        return TensorShape(found) if isinstance(key, slice) else found
+        part = super().__getitem__(key)
+        return TensorShape(part) if isinstance(key, slice) else part
 
 
 class Module:
@@ -247,10 +247,10 @@ class TensorArray:
         return TensorShape(None if self._array is None else self._array.shape[1:])
 
     def _with(self, array: Any) -> Any:
-        made = object.__new__(TensorArray)
-        made.dtype, made.dynamic_size = self.dtype, self.dynamic_size
-        made._array, made._size = array, self._size if array is None else array.shape[0]
-        return made
+        result = object.__new__(TensorArray)
+        result.dtype, result.dynamic_size = self.dtype, self.dynamic_size
+        result._array, result._size = array, self._size if array is None else array.shape[0]
+        return result
 
     def size(self, name: str | None = None) -> Any:
         """Return the number of arrays."""
@@ -270,9 +270,9 @@ class TensorArray:
             array = jnp.zeros((size, *new.shape), new.dtype)
         elif size > array.shape[0]:
             array = jnp.pad(array, [(0, size - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
-        made = self._with(array.at[index].set(new))
-        self._array, self._size = made._array, made._size
-        return made
+        result = self._with(array.at[index].set(new))
+        self._array, self._size = result._array, result._size
+        return result
 
     def read(self, index: Any, name: str | None = None) -> Any:
         """Return the array at an index."""
@@ -299,10 +299,10 @@ class TensorArray:
 
     def scatter(self, indices: Any, value: Any, name: str | None = None) -> Any:
         """Return the TensorArray with the arrays at several indices replaced."""
-        made = self
+        result = self
         for i, each in zip(np.asarray(indices), as_tensor(value), strict=True):
-            made = made.write(int(i), each)
-        return made
+            result = result.write(int(i), each)
+        return result
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> Any:
         """Return a TensorArray of equally long parts of an array."""
@@ -330,10 +330,10 @@ def _flatten(array: Any) -> Any:
 
 
 def _unflatten(facts: Any, leaves: Any) -> Any:
-    made = object.__new__(TensorArray)
-    made.dtype, made.dynamic_size, made._size = facts
-    [made._array] = leaves
-    return made
+    result = object.__new__(TensorArray)
+    result.dtype, result.dynamic_size, result._size = facts
+    [result._array] = leaves
+    return result
 
 
 jax.tree_util.register_pytree_node(TensorArray, _flatten, _unflatten)

@@ -76,12 +76,12 @@ def axis_weights(method: str, old: int, new: int, antialias: bool) -> Any:
 def _normalized(kernel: Any, center: Any, old: int, width: float) -> Any:
     weights = kernel((np.arange(old)[None] - center[:, None]) / width)
     total = weights.sum(1, keepdims=True)
-    made = np.where(
+    result = np.where(
         np.abs(total) > 1000 * np.finfo(np.float32).tiny,
         weights / np.where(total == 0, 1, total),
         0,
     )
-    return made.astype(np.float32)
+    return result.astype(np.float32)
 
 
 def _clamped(kernel: Any, center: Any, old: int) -> Any:

@@ -131,8 +131,8 @@ def frame(
         widths[axis] = (0, max(0, length + step * (count - 1) - size))
         x = xp.pad(x, widths, constant_values=pad_value)
     places = np.arange(count)[:, None] * step + np.arange(length)[None]
-    made = xp.take(x, places.reshape(-1), axis)
-    return made.reshape(*x.shape[:axis], count, length, *x.shape[axis + 1 :])
+    result = xp.take(x, places.reshape(-1), axis)
+    return result.reshape(*x.shape[:axis], count, length, *x.shape[axis + 1 :])
 
 
 def stft(
@@ -200,8 +200,8 @@ def dct(
         Array([4., 0.], dtype=float32)
     """
     x = as_tensor(input)
-    made = jax.scipy.fft.dct(jnp.asarray(x), type, n, axis, norm)
-    return np.asarray(made) if library(x) is np else made
+    result = jax.scipy.fft.dct(jnp.asarray(x), type, n, axis, norm)
+    return np.asarray(result) if library(x) is np else result
 
 
 def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Any, name: str | None = None) -> Any:

@@ -14,21 +14,21 @@ def to_bytes(value: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    made = np.empty(np.shape(value), object)
+    result = np.empty(np.shape(value), object)
     flat = np.asarray(value, object).reshape(-1)
-    made.reshape(-1)[:] = [to_bytes(each) for each in flat]
-    return made
+    result.reshape(-1)[:] = [to_bytes(each) for each in flat]
+    return result
 
 
 def _each(value: Any, function: Any, dtype: Any = object) -> Any:
     """Apply a function to each string."""
     if isinstance(value, (str, bytes)):
-        made = function(to_bytes(value))
-        return made if dtype is object else np.dtype(dtype).type(made)
+        result = function(to_bytes(value))
+        return result if dtype is object else np.dtype(dtype).type(result)
     source = _array(value)
-    made = np.empty(source.shape, dtype)
-    made.reshape(-1)[:] = [function(each) for each in source.reshape(-1)]
-    return made if made.ndim else made[()]
+    result = np.empty(source.shape, dtype)
+    result.reshape(-1)[:] = [function(each) for each in source.reshape(-1)]
+    return result if result.ndim else result[()]
 
 
 def as_string(
@@ -60,9 +60,9 @@ def as_string(
 
     if not x.ndim:
         return text(x[()])
-    made = np.empty(x.shape, object)
-    made.reshape(-1)[:] = [text(value) for value in x.reshape(-1)]
-    return made
+    result = np.empty(x.shape, object)
+    result.reshape(-1)[:] = [text(value) for value in x.reshape(-1)]
+    return result
 
 
 def length(input: Any, unit: Any = "BYTE", name: str | None = None) -> Any:
@@ -118,10 +118,10 @@ def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
     if all(isinstance(p, (str, bytes)) for p in parts):
         return to_bytes(separator).join(to_bytes(p) for p in parts)
     spread = np.broadcast_arrays(*(_array(p) for p in parts))
-    made = np.empty(spread[0].shape, object)
+    result = np.empty(spread[0].shape, object)
     rows = zip(*(s.reshape(-1) for s in spread), strict=True)
-    made.reshape(-1)[:] = [to_bytes(separator).join(row) for row in rows]
-    return made if made.ndim else made[()]
+    result.reshape(-1)[:] = [to_bytes(separator).join(row) for row in rows]
+    return result if result.ndim else result[()]
 
 
 def reduce_join(
@@ -139,15 +139,15 @@ def reduce_join(
     """
     x = _array(inputs)
     if axis is None:
-        made = to_bytes(separator).join(x.reshape(-1))
-        return np.full((1,) * x.ndim, made, object) if keepdims else made
+        text = to_bytes(separator).join(x.reshape(-1))
+        return np.full((1,) * x.ndim, text, object) if keepdims else text
     moved = np.moveaxis(x, axis, -1)
-    found = np.empty(moved.shape[:-1], object)
+    joined = np.empty(moved.shape[:-1], object)
     rows = moved.reshape(-1, moved.shape[-1])
-    found.reshape(-1)[:] = [to_bytes(separator).join(row) for row in rows]
+    joined.reshape(-1)[:] = [to_bytes(separator).join(row) for row in rows]
     if keepdims:
-        return np.expand_dims(found, axis)
-    return found if found.ndim else found[()]
+        return np.expand_dims(joined, axis)
+    return joined if joined.ndim else joined[()]
 
 
 def split(input: Any, sep: Any = None, maxsplit: Any = -1, name: str | None = None) -> Any:
@@ -247,8 +247,8 @@ def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
         >>> tf.strings.regex_full_match("ab", "a.")
         np.True_
     """
-    found = _pattern(pattern)
-    return _each(input, lambda s: found.fullmatch(s) is not None, np.bool_)
+    compiled = _pattern(pattern)
+    return _each(input, lambda s: compiled.fullmatch(s) is not None, np.bool_)
 
 
 def regex_replace(
@@ -260,9 +260,9 @@ def regex_replace(
         >>> tf.strings.regex_replace("a-b", "-", "+")
         b'a+b'
     """
-    found = _pattern(pattern)
+    compiled = _pattern(pattern)
     new = re.sub(rb"\\(\d)", rb"\\g<\1>", to_bytes(rewrite))
-    return _each(input, lambda s: found.sub(new, s, count=0 if replace_global else 1))
+    return _each(input, lambda s: compiled.sub(new, s, count=0 if replace_global else 1))
 
 
 def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
@@ -344,14 +344,14 @@ def ngrams(
         left, right = pad_values if isinstance(pad_values, tuple) else (pad_values, pad_values)
         count = max(widths) - 1 if padding_width is None else padding_width
         words = [to_bytes(left)] * count + words + [to_bytes(right)] * count
-    made = [
+    result = [
         to_bytes(separator).join(words[i : i + n])
         for n in widths
         for i in range(len(words) - n + 1)
     ]
-    if not made and preserve_short_sequences and words:
-        made = [to_bytes(separator).join(words)]
-    return _array(made)
+    if not result and preserve_short_sequences and words:
+        result = [to_bytes(separator).join(words)]
+    return _array(result)
 
 
 def as_bytes(bytes_or_text: Any, encoding: Any = "utf-8") -> Any:

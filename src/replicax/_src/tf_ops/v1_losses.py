@@ -294,7 +294,9 @@ def sparse_softmax_cross_entropy(
     if weights.ndim == logits.ndim and weights.shape[-1] == 1:
         weights = weights[..., 0]
     scores = jax.nn.log_softmax(logits)
-    found = jnp.take_along_axis(scores, labels[..., None], axis=-1, mode="fill", fill_value=jnp.nan)
+    chosen = jnp.take_along_axis(
+        scores, labels[..., None], axis=-1, mode="fill", fill_value=jnp.nan
+    )
     is_class = (labels >= 0) & (labels < logits.shape[-1])
-    losses = jnp.where(is_class, -found[..., 0], jnp.nan)
+    losses = jnp.where(is_class, -chosen[..., 0], jnp.nan)
     return compute_weighted_loss(losses, weights, reduction=reduction)

@@ -92,8 +92,8 @@ class Optimizer:
                 tape.watch(var_list)
             value = loss()
         variables = list(tape.watched_variables()) if var_list is None else var_list
-        found = tape.gradient(value, variables, output_gradients=grad_loss)
-        return list(zip(found, variables, strict=True))
+        gradients = tape.gradient(value, variables, output_gradients=grad_loss)
+        return list(zip(gradients, variables, strict=True))
 
     def apply_gradients(
         self,
@@ -148,18 +148,18 @@ class Optimizer:
 
     def _slots_of(self, extended: Any, variable: Any) -> list[Any]:
         """Return the slots of a variable; create them the first time."""
-        place = next((i for i, v in enumerate(self._trained) if v is variable), None)
-        if place is None:
-            place = len(self._trained)
+        index = next((i for i, v in enumerate(self._trained) if v is variable), None)
+        if index is None:
+            index = len(self._trained)
             self._trained.append(variable)
             for name, start in self._slot_values().items():
                 value = jnp.full(variable.shape, start, variable.dtype)
                 label = f"{getattr(variable, 'name', 'variable')}/{self._name}/{name}".replace(
                     ":0", ""
                 )
-                made = _colocated(extended, variable, value, label)
-                self._slots.setdefault(name, []).append(made)
-        return [self._slots[name][place] for name in self._slot_values()]
+                slot = _colocated(extended, variable, value, label)
+                self._slots.setdefault(name, []).append(slot)
+        return [self._slots[name][index] for name in self._slot_values()]
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots that exist."""
@@ -167,8 +167,8 @@ class Optimizer:
 
     def get_slot(self, var: Any, name: str) -> Any:
         """Return the slot of a variable; None if there is none."""
-        place = next((i for i, v in enumerate(self._trained) if v is var), None)
-        return None if place is None or name not in self._slots else self._slots[name][place]
+        index = next((i for i, v in enumerate(self._trained) if v is var), None)
+        return None if index is None or name not in self._slots else self._slots[name][index]
 
     def variables(self) -> list[Any]:
         """Return the variables that hold the state of the optimizer."""
