@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replicax._src.base.errors import PlacementError
+from replicax._src.topology.devices import larger_simulation
 from replicax._src.topology.tpu_topology import (
     MESH_RANK,
     CoordinateError,
@@ -295,7 +296,7 @@ def _replica_slots(mesh: _Shape, shape: _Shape, stride: _Shape) -> _Shape:
         raise PlacementError(
             f"A replica of computation_shape {list(shape)} with computation_stride {list(stride)}"
             f" covers {list(footprint)}, which does not fit in the mesh {list(mesh)};"
-            " each number must be at most the mesh's."
+            f" each number must be at most the mesh's.{larger_simulation()}"
         )
     return tuple(
         size // need * step for size, need, step in zip(mesh, footprint, stride, strict=True)
@@ -308,7 +309,7 @@ def _check_num_replicas(num_replicas: object, room: int, what: str) -> None:
     if not 1 <= num_replicas <= room:
         raise PlacementError(
             f"num_replicas is {num_replicas}, but there is room for 1 to {room} replicas of"
-            f" computation_shape {what}; ask for fewer, or make each smaller."
+            f" computation_shape {what}; ask for fewer, or make each smaller.{larger_simulation()}"
         )
 
 

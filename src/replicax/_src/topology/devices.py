@@ -140,6 +140,16 @@ def simulate_tpus(devices: Sequence[jax.Device]) -> None:
     _simulated_tpus[:] = devices
 
 
+def larger_simulation() -> str:
+    """Return how to simulate a larger slice, for errors; an empty text unless one is simulated."""
+    if not _simulated_tpus:
+        return ""
+    return (
+        f" The slice is simulated on {len(_simulated_tpus):,} CPU device(s) of this process: for"
+        " more, start Python with REPLICAX_CPU_DEVICES=8 in the environment."
+    )
+
+
 def name_task(job: str, task: int) -> None:
     """Use this process's task in the cluster in the names of its devices."""
     _task_override[:] = [(job, task)]
