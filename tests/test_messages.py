@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import traceback
 
 import jax
@@ -43,6 +44,23 @@ def examples():
     return rx.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones((4, 2))))
 
 
+def two_gradients(w):
+    with rx.GradientTape() as tape:
+        loss = (w * w).sum()
+    tape.gradient(loss, w)
+    tape.gradient(loss, w)
+
+
+def use_two_scopes(one, other):
+    with one.scope(), other.scope():
+        pass
+
+
+def assign_devices(num_replicas):
+    topology = rx.tpu.experimental.initialize_tpu_system()
+    rx.tpu.experimental.DeviceAssignment.build(topology, num_replicas=num_replicas)
+
+
 MISTAKES = {
     "with strategy": (lambda s, w: enter(s), "with strategy.scope():"),
     "with strategy.scope": (lambda s, w: enter(s.scope), "with strategy.scope():"),
@@ -80,6 +98,37 @@ MISTAKES = {
         lambda s, w: rx.train.CheckpointManager(w, "folder", max_to_keep=1),
         "rx.train.Checkpoint(model=model)",
     ),
+    "values for cond": (lambda s, w: rx.cond(True, 1, 2), "(pred, lambda: a, lambda: b)"),
+    "a value for scan": (lambda s, w: rx.scan(w, 0, jnp.ones(2)), "rx.scan needs functions"),
+    "a value for while_loop": (lambda s, w: rx.while_loop(True, abs, 1), "while_loop(cond, body, "),
+    "no InputContext": (
+        lambda s, w: s.distribute_datasets_from_function(lambda: examples()),
+        "`lambda context: dataset`",
+    ),
+    "no max_to_keep": (
+        lambda s, w: rx.train.CheckpointManager(rx.train.Checkpoint(w=w), "folder"),
+        "or None for all",
+    ),
+    "no saved model": (lambda s, w: rx.saved_model.load("/nowhere"), "rx.saved_model.save("),
+    "pickled variable": (lambda s, w: pickle.dumps(w), "`rx.train.Checkpoint`"),
+    "pickled strategy": (lambda s, w: pickle.dumps(s), "Create it in each process"),
+    "initializer": (
+        lambda s, w: rx.Variable(jax.nn.initializers.normal()),
+        "rx.Variable(lambda: initializer(shape))",
+    ),
+    "two gradients of one tape": (lambda s, w: two_gradients(w), "persistent=True"),
+    "two strategies": (
+        lambda s, w: mirrored(2).run(lambda: w.assign(jnp.ones(3))),
+        "two strategies, though they look the same",
+    ),
+    "scope in another": (
+        lambda s, w: use_two_scopes(s, mirrored(2)),
+        "create one, and use it everywhere",
+    ),
+    "more devices than a simulated slice has": (
+        lambda s, w: assign_devices(num_replicas=1024),
+        "REPLICAX_CPU_DEVICES",
+    ),
     "parameters that differ": (
         lambda s, w: s.run(lambda: jnp.ones(2)) + 1,
         "all-reduce the gradients",
@@ -90,11 +139,42 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_what_to_write(strategy, w, name):
     make, words = MISTAKES[name]
-    with pytest.raises((AttributeError, TypeError, ValueError, RuntimeError)) as raised:
+    kinds = (AttributeError, TypeError, ValueError, RuntimeError, rx.errors.NotFoundError)
+    with pytest.raises(kinds) as raised:
         make(strategy, w)
 
     assert words in str(raised.value)
     assert len(str(raised.value)) < 600
+    # Python would append the most similar name of `obj`: "Did you mean: 'per_replica'?"
+    assert getattr(raised.value, "obj", None) is None
+
+
+def test_fit_in_a_replica_is_told_where_to_call_it(strategy):
+    with strategy.scope():
+        model = rx.keras.Sequential([rx.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+
+    with pytest.raises(rx.errors.ScopeError, match="divides each batch over the replicas itself"):
+        strategy.run(lambda: model.fit(np.ones((4, 3)), np.ones((4, 1))))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (([[1.0, 2.0]], [1.0]), "`numpy.asarray(x)`"),
+        ((np.ones((4, 3)),), "(inputs, targets)"),
+        ((rx.data.Dataset.from_tensor_slices(np.ones((4, 3), "f")).batch(2),), "(inputs, targets)"),
+    ],
+    ids=["lists", "no targets", "dataset of inputs"],
+)
+def test_keras_errors_for_data_are_explained(data, words):
+    model = rx.keras.Sequential([rx.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - Keras's words
+        model.fit(*data, verbose=0)
+
+    assert words in "".join(raised.value.__notes__)
 
 
 def test_a_replica_context_outside_of_replicas_is_explained(strategy):
@@ -158,6 +238,20 @@ def test_an_error_of_the_function_itself_gets_no_note_about_arguments(strategy):
         strategy.run(lambda x: needs_two(x), args=(jnp.ones(3),))
 
     assert not any("strategy.run" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_weights_outside_of_the_scope_that_replicas_add_to_are_reported_once(
+    strategy, trainable, caplog, monkeypatch
+):
+    monkeypatch.setattr("replicax._src.state.policy._warned", False)
+    outside = rx.Variable(jnp.zeros(2), trainable=trainable)
+
+    for _ in range(2):
+        strategy.run(lambda: outside.assign_add(jnp.ones(2)))
+
+    assert caplog.text.count("an update from all-reduced gradients counts 2 times") == trainable
+    assert outside.numpy().tolist() == [4.0, 4.0]
 
 
 # Tracebacks.

@@ -15,6 +15,7 @@ Each is also a subclass of the built-in exception that TensorFlow raises in the 
 """
 
 import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -152,6 +153,24 @@ def warn_user(text: str) -> None:
     seen = where.f_globals.setdefault("__warningregistry__", {})
     file, line = where.f_code.co_filename, where.f_lineno
     warnings.warn_explicit(text, UserWarning, file, line, registry=seen)
+
+
+def check_parameters(fn: Callable[..., Any], count: int, problem: str) -> None:
+    """Raise a TypeError if ``fn`` does not take ``count`` positional arguments.
+
+    Args:
+        fn: A function of the user; one without a signature is not checked.
+        count: The number of arguments that it will be given.
+        problem: What is wrong then, and what to write.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise TypeError(problem) from None
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -58,6 +58,14 @@ OTHER_LIBRARIES = {
 }
 
 
+def advised_error(text: str, name: str) -> AttributeError:
+    """Return an error whose text says what to write.
+
+    Python would append the most similar name of ``obj`` ("Did you mean: ...?"), which misleads.
+    """
+    return AttributeError(text, name=name, obj=None)
+
+
 def on_demand(
     package: str,
     homes: Mapping[str, str],
@@ -76,17 +84,17 @@ def on_demand(
 
     def find(name: str) -> Any:
         if absent and name in absent:
-            raise AttributeError(f"{package} has no {name}. {absent[name]}")
+            raise advised_error(f"{package} has no {name}. {absent[name]}", name)
         home = homes.get(name)
         if home is None:
             advice = ""
             if adviser and not name.startswith("_"):
                 path = f"{package}.{name}".partition(".")[2]
                 advice = importlib.import_module(adviser).advice(path)
-            advised = f"{package} has no {name}. {advice}"
+            if advice:
+                raise advised_error(f"{package} has no {name}. {advice}", name)
             plain = f"module {package!r} has no attribute {name!r}"
-            here = sys.modules[package]
-            raise AttributeError(advised if advice else plain, name=name, obj=here)
+            raise AttributeError(plain, name=name, obj=sys.modules[package])
         module = importlib.import_module(home)
         value = module if home == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)
@@ -109,7 +117,7 @@ class LeavesOut:
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
             if name in type(self).left_out:
-                raise AttributeError(f"{kind} has no {name}. {type(self).left_out[name]}")
+                raise advised_error(f"{kind} has no {name}. {type(self).left_out[name]}", name)
             raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
 

@@ -273,7 +273,7 @@ class _ReduceOpType(enum.EnumType):
                 f".all_gather(x[None], axis=0).{others[name.upper()]}(axis=0)`."
             )
         text = f"There is no ReduceOp.{name}, only SUM and MEAN, as in TensorFlow.{advice}"
-        raise AttributeError(text, name=name, obj=cls)
+        raise AttributeError(text, name=name, obj=cls if not advice else None)
 
 
 class ReduceOp(enum.Enum, metaclass=_ReduceOpType):

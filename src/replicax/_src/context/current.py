@@ -342,6 +342,13 @@ def experimental_set_strategy(strategy: Any) -> None:
     _strategies["set"] = None if is_default(strategy) else strategy
 
 
+def twins(one: object, other: object) -> str:
+    """Return a hint for errors that name two strategies which look the same."""
+    if one is other or str(one) != str(other):
+        return ""
+    return " They are two strategies, though they look the same: create one, and use it everywhere."
+
+
 @contextmanager
 def strategy_scope(strategy: AmbientStrategy) -> Iterator[AmbientStrategy]:
     """Make `strategy` the ambient one in the block, in cross-replica context."""
@@ -356,6 +363,7 @@ def strategy_scope(strategy: AmbientStrategy) -> Iterator[AmbientStrategy]:
         raise ScopeError(
             f"Cannot enter the scope of the strategy {strategy} inside a scope of another one,"
             f" {outer}. Leave that scope first; a program may use both, one after the other."
+            f"{twins(strategy, outer)}"
         )
     if is_default(strategy):  # it is always current outside of other scopes
         yield strategy

@@ -41,6 +41,7 @@ def cond(
         >>> float(clip(jnp.float32(3)))
         1.0
     """
+    _check_functions("cond", "rx.cond(pred, lambda: a, lambda: b)", true_fn, false_fn)
     if not is_staging() and not _is_mapped(pred):
         return true_fn(*operands) if bool(pred) else false_fn(*operands)
     leaves, treedef = jax.tree.flatten(operands)
@@ -104,6 +105,7 @@ def scan(
     """
     steps = _steps(xs, length)
     xs = jax.tree.map(jnp.asarray, xs)
+    _check_functions("scan", "rx.scan(lambda carry, x: (carry, y), init, xs)", f)
     if steps and not is_staging():
         return _eager_scan(f, init, xs, steps, reverse=reverse)
     carry, carry_def = jax.tree.flatten(jax.tree.map(jnp.asarray, init))
@@ -158,6 +160,7 @@ def while_loop(
         >>> float(f(jnp.float32(8))), int(turns)
         (1.0, 3)
     """
+    _check_functions("while_loop", "rx.while_loop(cond, body, init)", cond_fun, body_fun)
     value = jax.tree.map(jnp.asarray, init_val)
     while not is_staging():
         going = cond_fun(value)
@@ -276,6 +279,15 @@ class _LoopBody:
             return outs, [new[c] if c in new else state[place[c]] for c in writes]
 
         return call
+
+
+def _check_functions(who: str, usage: str, *fns: object) -> None:
+    for fn in fns:
+        if not callable(fn):
+            raise TypeError(
+                f"rx.{who} needs functions, got a value of type {type(fn).__name__}: write"
+                f" `{usage}`."
+            )
 
 
 def out_avals(fn: Callable[..., list[Any]], avals: list[Any]) -> list[Any]:

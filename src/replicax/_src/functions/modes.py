@@ -38,9 +38,10 @@ def late_creation(name: str, created: Iterable[Any]) -> str:
     """Return the error message for variables that are created after the first call."""
     names = ", ".join(repr(v.name) for v in created)
     return (
-        f"{name} creates variables ({names}) on a call that is not its first. A traced function may"
-        " create variables on its first call only: create them outside, or keep them and create"
-        " them once, `if self.v is None: self.v = rx.Variable(...)`."
+        f"{name} creates variables ({names}) on a call that is not its first, or in a later trace"
+        " of its first call. A compiled function may be traced more than once, and may create"
+        " variables the first time only: create them outside, or keep them and create them once,"
+        " `if self.v is None: self.v = rx.Variable(...)`."
     )
 
 

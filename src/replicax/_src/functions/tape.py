@@ -376,7 +376,8 @@ class GradientTape:
         if self._record is None:
             raise RuntimeError(
                 "A non-persistent GradientTape can only be used to compute one set of gradients"
-                " (or jacobians)"
+                " (or jacobians). Ask for all of them in one call, `tape.gradient(loss, [a, b])`,"
+                " or write `rx.GradientTape(persistent=True)`."
             )
         return self._record
 

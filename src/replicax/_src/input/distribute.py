@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax._src.base.errors import check_parameters
 from replicax._src.base.types import TensorSpec
 from replicax._src.data.dataset import Dataset
 from replicax._src.data.node import INFINITE_CARDINALITY
@@ -231,6 +232,13 @@ def distribute_from_function(
     Raises:
         ValueError: If options contradict each other.
     """
+    check_parameters(
+        dataset_fn,
+        1,
+        "The function given to distribute_datasets_from_function is called with one argument, an"
+        " rx.distribute.InputContext: write `lambda context: dataset`. For a whole dataset write"
+        " `strategy.experimental_distribute_dataset(dataset)`.",
+    )
     options = options or InputOptions()
     _check(options, topology)
     share = Share.of(topology)

@@ -52,6 +52,7 @@ def _enter_scope(name: str) -> Callable[[Any], Any]:
         signature = inspect.signature(original)
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_outside(self, name)
             home, here = home_of(self), get_strategy()
             if not is_default(here) and home is not here:
                 raise ScopeError(_wrong_scope(self, name, home, here))
@@ -80,6 +81,18 @@ def _enter_scope(name: str) -> Callable[[Any], Any]:
         return method
 
     return make
+
+
+def _check_outside(model: Any, name: str) -> None:
+    """Raise `ScopeError` if a method that distributes batches is called on a replica."""
+    replica = current().replica
+    if name == "compile" or replica is None or is_default(replica.strategy):
+        return
+    raise ScopeError(
+        f"`{name}` of model {model.name!r} was called in a replica function. Call it outside of"
+        " `strategy.run`: it divides each batch over the replicas itself. In `strategy.run`, call"
+        " the model, `model(x, training=True)`, and apply the gradients."
+    )
 
 
 def _warn_of_unused_strategy(model: Any, method: str) -> None:
@@ -117,6 +130,29 @@ def _explain_optax(original: Any) -> Any:
             raise
 
     return compile_model
+
+
+def _explain_data(original: Any) -> Any:
+    """Explain Keras's errors for lists and for missing targets."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except ValueError as error:
+            given = signature.bind(self, *args, **kwargs).arguments
+            x, y = given.get("x"), given.get("y")
+            if "Unrecognized data type" in str(error) and any(isinstance(v, list) for v in (x, y)):
+                error.add_note("Keras takes arrays, no lists of numbers: write `numpy.asarray(x)`.")
+            elif "None is not a valid value" in str(error) and y is None:
+                error.add_note(
+                    "The loss got no targets: pass them as `y`, or in the dataset, whose elements"
+                    " are then (inputs, targets)."
+                )
+            raise
+
+    return method
 
 
 def _silence(bound: inspect.BoundArguments) -> None:
@@ -509,8 +545,8 @@ OLDER_ATTRIBUTES = {"compiled_loss": compiled_loss, "compiled_metrics": property
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.COMPILE, lambda original: _enter_scope("compile")(_explain_optax(original))),
-    (private.FIT, _enter_scope("fit")),
-    (private.EVALUATE, _enter_scope("evaluate")),
+    (private.FIT, lambda original: _enter_scope("fit")(_explain_data(original))),
+    (private.EVALUATE, lambda original: _enter_scope("evaluate")(_explain_data(original))),
     (private.PREDICT, _enter_scope("predict")),
     (private.TRAIN_ON_BATCH, _enter_scope("train_on_batch")),
     (private.TEST_ON_BATCH, _enter_scope("test_on_batch")),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.errors import TracingError, VariableError
+from replicax._src.base.errors import TracingError, VariableError, check_parameters
 from replicax._src.base.ops import canonical_dtype
 from replicax._src.compat.jax import concrete, renewed, unrecorded
 from replicax._src.context.current import current, enter, entered, leave
@@ -235,6 +235,12 @@ def _call_initializer(start: Callable[[], Any]) -> Any:
         return start()
 
 
+_NEEDS_ARGUMENTS = (
+    "The initial value of variable {!r} is a function that needs arguments, and it is called"
+    " without any. Write `rx.Variable(lambda: initializer(shape))`."
+)
+
+
 def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     """Return the initial value of a new variable as an array.
 
@@ -253,7 +259,13 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     if is_planned(initial_value):
         initial_value = jnp.zeros(initial_value.shape, initial_value.dtype)
     with concrete():
-        value: Any = _call_initializer(initial_value) if callable(initial_value) else initial_value
+        value = initial_value
+        if callable(initial_value):
+            try:
+                value = _call_initializer(initial_value)
+            except TypeError:
+                check_parameters(initial_value, 0, _NEEDS_ARGUMENTS.format(name))
+                raise
         value = value if is_traced(value) else _as_array(value, dtype)
     if not is_traced(value):
         return value, None

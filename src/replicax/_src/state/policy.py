@@ -13,6 +13,7 @@ Replicas may write a mirrored variable with aggregation NONE only if all write t
 """
 
 import functools
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,7 +26,7 @@ import numpy as np
 
 from replicax._src.base.errors import ScopeError, VariableError
 from replicax._src.base.types import ReduceOp, VariableAggregation
-from replicax._src.context.current import current
+from replicax._src.context.current import current, twins
 from replicax._src.state.agreement import agreed_traced_value, agreed_value, equal_shares
 from replicax._src.state.cell import Cell, variable_lock
 from replicax._src.state.hooks import read
@@ -60,6 +61,28 @@ class Policy(Protocol):
         """
 
 
+_log = logging.getLogger("replicax")
+_warned = False
+
+
+def _warn_of_sum(cell: Cell, replica: Any) -> None:
+    """Warn once if replicas add to a weight that was created outside of their scope."""
+    global _warned
+    if _warned or not cell.trainable or not jnp.issubdtype(cell.dtype, jnp.inexact):
+        return
+    _warned = True
+    _log.warning(
+        "Variable %r was created outside of the scope of %s, so what each of the %d replicas adds"
+        " to it is summed, as in TensorFlow: an update from all-reduced gradients counts %d times."
+        " Create the variables of a model in `with strategy.scope():`. A total needs"
+        " `trainable=False`. (Shown only once.)",
+        cell.name,
+        replica.strategy,
+        replica.num_replicas_in_sync,
+        replica.num_replicas_in_sync,
+    )
+
+
 @final
 class PlainPolicy:
     """A single copy: created outside of any scope, or for a single replica.
@@ -82,6 +105,8 @@ class PlainPolicy:
             write(self.cell, parts, verb)
             return
         adds = verb.kind == "add"
+        if adds:
+            _warn_of_sum(self.cell, replica)
         aggregation = VariableAggregation.SUM if adds else VariableAggregation.NONE
         topology = replica.strategy.topology
         assert topology is not None
@@ -446,4 +471,5 @@ def refuse_other_strategy(cell: Cell, strategy: Any, used: str = "assigned") -> 
         raise ScopeError(
             f"Variable {cell.name!r} belongs to {strategy} and cannot be {used} in a scope or run"
             f" of {frame.strategy}. Create it in the scope of the strategy that uses it."
+            f"{twins(strategy, frame.strategy)}"
         )

@@ -431,6 +431,13 @@ class Variable(SparseUpdates, LeavesOut, metaclass=CreatedOnce):
         live_variables.add(copied)
         return copied
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"Variable {self.name!r} cannot be pickled: its value is on the devices of its"
+            " strategy. Pickle `variable.numpy()`, or save and restore it with"
+            " `rx.train.Checkpoint`. A function for other processes must create its variables."
+        )
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

@@ -435,6 +435,12 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
     def __deepcopy__(self, memo: Any) -> StrategyBase:
         return self
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A strategy cannot be pickled: it holds the devices of this process. Create it in each"
+            " process, inside of the function that runs there."
+        )
+
 
 def _parts(x: Any) -> tuple[Any, ...]:
     if isinstance(x, Distributed):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from replicax._src.base.errors import requires
 from replicax._src.base.tf_errors import DataLossError, FailedPreconditionError, NotFoundError
 from replicax._src.base.weak import OrderedWeakSet
 from replicax._src.cluster.checks import WorkerLostError
@@ -57,6 +58,7 @@ class CheckpointManager:
         3
     """
 
+    @requires("max_to_keep", 3, "the number of checkpoints to keep, such as 3, or None for all.")
     def __init__(
         self,
         checkpoint: Checkpoint,

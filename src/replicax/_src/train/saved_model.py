@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._src.base.errors import TracingError
-from replicax._src.base.tf_errors import DataLossError
+from replicax._src.base.tf_errors import DataLossError, NotFoundError
 from replicax._src.base.types import TensorSpec, TypeSpec
 from replicax._src.files.paths import user_path
 from replicax._src.functions.function import Function, function
@@ -132,7 +132,13 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
         >>> float(rx.saved_model.load(folder)(4.0))
         8.0
     """
-    stored = Stored(user_path(export_dir))
+    try:
+        stored = Stored(user_path(export_dir))
+    except NotFoundError:
+        raise NotFoundError(
+            f"There is no saved model in {export_dir!r}. `rx.saved_model.save(obj, folder)` and"
+            " `model.export(folder)` write one. `rx.keras.models.load_model` reads .keras files."
+        ) from None
     if "saved_model" not in stored.states:
         raise DataLossError(
             f"{export_dir!r} is a checkpoint without functions. Restore it with"
