@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from replicax._src.base.errors import ScopeError
+from replicax._src.base.errors import ScopeError, TracingError
 from replicax._src.base.threads import deferred_signals
 from replicax._src.collectives import eager
+from replicax._src.compat.jax import at_rest
 from replicax._src.context.current import current, entered
 from replicax._src.context.replica import ReplicaContext
 from replicax._src.functions.boundary import replica_value
@@ -32,7 +33,7 @@ from replicax._src.functions.modes import runs_eagerly
 from replicax._src.functions.reachable import ReachableObjects, first_difference
 from replicax._src.functions.signature import conform
 from replicax._src.state.cell import run_atomically
-from replicax._src.state.levels import level
+from replicax._src.state.levels import current_trace, is_staging, level
 from replicax._src.strategy.closures import Closure
 from replicax._src.strategy.compiled_run import run_compiled
 from replicax._src.strategy.links import CompiledLink, SoloLink, as_replica
@@ -200,7 +201,7 @@ def run_replicas(
     """Call `fn` on every replica of `strategy`."""
     topology = strategy.topology
     if topology is not None:
-        _check_place(topology)
+        _check_place(topology, (args, kwargs))
         if not check_counts((args, kwargs), topology):
             _warn_if_undistributed((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
@@ -243,8 +244,27 @@ def _warn_if_undistributed(arguments: Any, topology: Topology) -> None:
             return
 
 
-def _check_place(topology: Topology) -> None:
-    """Raise `ScopeError` if `run` is called where it cannot be."""
+_IN_FOREIGN_TRACE = (
+    "`strategy.run` was called in a function that JAX traces itself (jax.jit, jax.grad, jax.vmap,"
+    " jax.lax.scan, jax.checkpoint, ...). Its replicas would run once, while the function is"
+    " traced, with values that exist only in the trace. Write `@rx.function` in place of `jax.jit`,"
+    " which compiles the replicas into one program; use `rx.scan`, `rx.cond` and `rx.while_loop`;"
+    " and take gradients inside the replica function."
+)
+
+
+def _check_place(topology: Topology, arguments: Any) -> None:
+    """Check that `run` is called where it can be.
+
+    Raises:
+        ScopeError: While a tape records, or in code that is part of every replica.
+        TracingError: In a trace of JAX, which the replicas' threads take no part in.
+    """
+    is_foreign = current_trace() is not at_rest and current().level is None
+    if is_foreign and topology.num_replicas > 1:
+        leaves = jax.tree.leaves(arguments, is_leaf=is_opaque)
+        if is_staging() or any(map(is_traced, leaves)):
+            raise TracingError(_IN_FOREIGN_TRACE)
     if current().tapes and topology.num_replicas > 1:
         raise ScopeError(
             "`strategy.run` was called while a GradientTape records, which cannot look into the"
@@ -327,7 +347,12 @@ def _run_threads(
         with deferred_signals, eager.open_rendezvous(topology) as rendezvous:
             return regroup(rendezvous.run(body), topology)
 
-    results = run_atomically(run)
+    try:
+        results = run_atomically(run)
+    except jax.errors.UnexpectedTracerError as error:
+        if current_trace() is at_rest:
+            raise
+        raise TracingError(_IN_FOREIGN_TRACE) from error  # the replicas capture a traced value
     load.steps += 1
     return results
 
