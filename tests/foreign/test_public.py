@@ -81,12 +81,25 @@ def test_difference_is_relative_to_the_largest(got, expected, difference):
     np.testing.assert_allclose(found, difference)
 
 
-def test_printed_replicas_count_once():
+def printed(*values: object) -> list[list[float]]:
+    """What is recorded of some values that are printed, without the means."""
     recorder = recording.Recorder()
     with contextlib.redirect_stdout(recording.Printed(recorder)):
-        sys.stdout.write(f"{[PerReplica([1.5, 2.5]), PerReplica([3.5, 4.5])]}\n5.5\n6.5\n")
+        for value in values:
+            print(value)  # noqa: T201 - what a program prints is recorded
+    return [array[:-1].tolist() for array in recorder.arrays.values()]
 
-    assert [a[0] for a in recorder.arrays.values()] == [1.5, 3.5, 5.5, 6.5]
+
+def test_printed_replicas_count_once():
+    found = printed([PerReplica([1.5, 2.5]), PerReplica([3.5, 4.5])], 5.5, "6.5\n7.5")
+
+    assert found == [[1.5, 3.5], [5.5], [6.5, 7.5]]
+
+
+def test_printed_arrays_and_replicas_are_the_same_numbers():
+    rows = [np.array([[0.5], [1.5]]), np.array([2.5, 3.5])]
+
+    assert printed([PerReplica([x, x]) for x in rows]) == printed(rows)
 
 
 def test_step_returns_all_rows_and_the_mean_of_statistics(two):

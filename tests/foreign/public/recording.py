@@ -129,6 +129,7 @@ class Printed(io.TextIOBase):
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
         self._line = ""
+        self._numbers: list[float] = []
         self._is_distributed = self._is_other = False
 
     def write(self, text: str) -> int:
@@ -137,6 +138,8 @@ class Printed(io.TextIOBase):
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._take(line)
+        if text.endswith("\n"):
+            self._end()
         return len(text)
 
     def _take(self, line: str) -> None:
@@ -146,9 +149,13 @@ class Printed(io.TextIOBase):
         self._is_distributed |= line.endswith("PerReplica:{")
         if self._is_other or _TIME.search(line):
             return
-        numbers = [float(number) for number in _DECIMAL.findall(line)]
-        if numbers and self._recorder.counts.get("printed", 0) < _LINES:
-            self._recorder.add("printed", numbers)
+        self._numbers += [float(number) for number in _DECIMAL.findall(line)]
+
+    def _end(self) -> None:
+        """Record the numbers of a `print`: replicas and one array break lines at other places."""
+        if self._numbers and self._recorder.counts.get("printed", 0) < _LINES:
+            self._recorder.add("printed", self._numbers)
+        self._numbers = []
 
     def flush(self) -> None:
         """Flush the real output."""
