@@ -1,12 +1,14 @@
 """Replicate x shard x tensor on eight devices: every combination has the numbers of one device."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
 from tests.combinations import COMBINATIONS, Model
-from tests.replicas import mirrored
+from tests.replicas import context, mirrored
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,28 @@ def test_each_group_of_replicas_holds_a_copy():
     assert [p.data.shape for p in parts] == [(32, 64)] * 8
     for i, part in enumerate(parts):
         np.testing.assert_array_equal(part.data, v.numpy()[i % 4 * 32 : (i % 4 + 1) * 32])
+
+
+@pytest.mark.parametrize("options", [{"shards": 4}, {"shards": 2, "devices_per_replica": 2}])
+def test_groups_of_replicas_exchange_nothing_but_sums(options):
+    strategy = mirrored(8, variable_policy="sharded", **options)
+    shapes = (128, 64), (67, 101), (2, 64, 64)  # the second is stored flat
+    with strategy.scope():
+        weights = [rx.Variable(np.ones(s, "f4")) for s in shapes]
+        slots = [rx.Variable(np.zeros(s, "f4")) for s in shapes]
+
+    def replica_step(x):
+        loss = lambda: sum(jnp.sum(jnp.sin(w.read_value() * x.mean())) for w in weights)  # noqa: E731
+        gradients = context().all_reduce("SUM", rx.grad(loss, weights)())
+        for w, slot, g in zip(weights, slots, gradients, strict=True):
+            w.assign_sub(slot.assign(0.9 * slot + g).read_value())
+
+    step = rx.function(lambda x: strategy.run(replica_step, (x,)))
+    text = step.get_concrete_function(jnp.ones(4)).as_text()
+
+    kinds = re.findall(r" (all-\w+(?:-\w+)?|reduce-scatter|collective-\w+)\(", text)
+    assert set(kinds) == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert kinds.count("all-gather") == kinds.count("reduce-scatter") == len(shapes)
 
 
 def test_shards_and_devices_are_checked():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, wraps
+from math import prod
 from typing import Any
 
 import jax
@@ -203,12 +204,11 @@ def without_round_trips(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
 
     equations = []
     for e in jaxpr.eqns:
-        # The transpose of a gather has the same name, but another input shape.
         is_one = len(e.invars) == len(e.outvars) == 1 and not isinstance(
             e.invars[0], jaxprs.Literal
         )
         name = e.params.get("name") if is_one else None
-        if name == WHOLE_NAME and len(_shape(e.invars[0])) == 1:
+        if name == WHOLE_NAME and _is_gather(_shape(e.invars[0]), _shape(e.outvars[0])):
             (parts[e.outvars[0]],) = renamed(e.invars)
         stored = parts.get(e.invars[0]) if name == STORED_NAME else None
         if stored is not None and _shape(stored) == _shape(e.outvars[0]):
@@ -216,6 +216,14 @@ def without_round_trips(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
         else:
             equations.append(e.replace(invars=renamed(e.invars)) if same else e)
     return jaxpr.replace(eqns=equations, outvars=renamed(jaxpr.outvars)) if same else jaxpr
+
+
+def _is_gather(stored: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether shapes are those of a gather; its transpose has the same name, and them reversed.
+
+    Stored arrays are larger, by padding or copies for groups of replicas, or flat.
+    """
+    return prod(stored) > prod(whole) or (prod(stored) == prod(whole) and len(stored) == 1)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
