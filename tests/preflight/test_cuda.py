@@ -236,7 +236,8 @@ def test_what_a_gpu_cannot_hold_does_not_fit():
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
-def test_kernels_of_pallas_are_compiled_and_named():
+@pytest.mark.parametrize("in_replicas", [False, True])
+def test_kernels_of_pallas_are_compiled_and_named(strategy, in_replicas):
     def double(x, out):
         out[...] = x[...] * 2
 
@@ -244,7 +245,17 @@ def test_kernels_of_pallas_are_compiled_and_named():
     how = triton.CompilerParams(num_warps=4)
     kernel = pl.pallas_call(double, out_shape=jax.typeof(x), compiler_params=how)
 
-    report = rx.preflight(jax.jit(lambda x: kernel(x) @ x), (x,), "h100:1x1")
+    def product(x):
+        return kernel(x) @ x
+
+    step, given, name = jax.jit(product), x, "h100:1x1"
+    if in_replicas:
+        step, given, name = (
+            lambda x: strategy.run(product, (x,)),
+            rows_of(strategy, 256, 256),
+            "h100:1x2",
+        )
+    report = rx.preflight(step, (given,), name)
 
     assert report.compiles
     assert report.flops == 2 * 256**3

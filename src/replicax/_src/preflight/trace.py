@@ -148,7 +148,8 @@ def trace(step: Step, devices: Target, variation: Variation = UNCHANGED) -> Trac
     if found is None:
         return _without_strategy(step, devices)
     shape = devices.mesh_shape
-    target = PlannedTopology.of(devices.num_devices, found.cores, shape, found.shards, found.axes)
+    planned = PlannedTopology.of(devices.num_devices, found.cores, shape, found.shards, found.axes)
+    target = dataclasses.replace(planned, device=_gpu(devices))
     places, notes = _device_coordinates(found, devices)
     with redeclare_variables(target, variation.policy), move_to(target, used):
         program, avals = _program(step.function, step.arguments, target, variation.rows)
@@ -316,12 +317,19 @@ def _export_step(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export
 
 
 def _device_of_kernels(devices: Target) -> AbstractContextManager[Any]:
-    """Set the GPU for which Pallas lowers kernels; from JAX 0.11 on it looks for a device."""
-    if devices.platform != "cuda" or not jax.sharding.get_abstract_mesh().empty:
+    """Set the GPU for which Pallas lowers kernels outside of replicas."""
+    gpu = _gpu(devices)
+    if gpu is None or not jax.sharding.get_abstract_mesh().empty:
         return nullcontext()
-    kind = f"NVIDIA {devices.kind.upper()}"
-    gpu = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
     return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=gpu))
+
+
+def _gpu(devices: Target) -> AbstractDevice | None:
+    """Return the GPU for which Pallas lowers kernels; from JAX 0.11 on it looks for a device."""
+    if devices.platform != "cuda":
+        return None
+    kind = f"NVIDIA {devices.kind.upper()}"
+    return AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
 
 
 def _export_once(jitted: Any, platform: str, checks: Sequence[Any], args: Any, kwargs: Any) -> Any:

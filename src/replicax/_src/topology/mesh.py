@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.managers import contextmanager
@@ -219,9 +219,11 @@ class PlannedTopology(Topology):
 
     Attributes:
         shape: The dimensions of the slice in chips, and the number of devices per chip.
+        device: The kind of device for which Pallas lowers kernels; None for that of this process.
     """
 
     shape: tuple[int, ...] = ()
+    device: AbstractDevice | None = None
 
     def _check_distinct(self) -> None:
         pass  # one device stands for all
@@ -250,7 +252,8 @@ class PlannedTopology(Topology):
         sizes = (self.num_replicas, *self.logical_axes.values())
         names = (REPLICA_AXIS, *self.logical_axes)
         # Auto, as in `Mesh`; from JAX 0.12 on the default for an abstract mesh is Explicit.
-        return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+        types = (AxisType.Auto,) * len(names)
+        return AbstractMesh(sizes, names, axis_types=types, abstract_device=self.device)
 
 
 def lines_of(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
