@@ -4,11 +4,12 @@
 
 writes the report of one of `RUNS`. The shapes, batches, shardings and remat policies are those of
 the scripts in ``src/maxtext/configs`` (``tpu/v5e``, ``tpu/v5p``, ``tpu/v4``, ``gpu/a3/llama_2_7b``)
-of AI-Hypercomputer/maxtext, the speeds those of their README files. The program uses JAX only: a
-decoder with rotary attention and gated hidden layers, AdamW in float32, products in bfloat16,
-layers scanned. Attention is a kernel that keeps its scores on the chip, as in those scripts: for
-TPUs the same one, splash attention, for GPUs JAX's own instead of cuDNN's. The flops of the kernels
-are counted manually, in `PRODUCTS`, because they are opaque to the compiler.
+of AI-Hypercomputer/maxtext, the speeds those of their README files; ``8b_a100`` is a run of
+``docs/performance.md`` of pytorch/torchtitan. The program uses JAX only: a decoder with rotary
+attention and gated hidden layers, AdamW in float32, products in bfloat16, layers scanned. Attention
+is a kernel that keeps its scores on the chip, as in those runs: for TPUs the same one, splash
+attention, for GPUs JAX's own instead of cuDNN's or PyTorch's. The flops of the kernels are counted
+manually, in `PRODUCTS`, because they are opaque to the compiler.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as on_tpus
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
@@ -38,7 +39,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # newer JAX recommends another library
     from jax.experimental.pallas.ops.gpu import attention as on_gpus
 
-HEAD, VOCABULARY = 128, 32_000
+HEAD = 128
 ROWS = "data", "fsdp"
 # The number of matrix products of the size of queries and keys in each kernel: forward the scores
 # and the results; backward the scores again, their gradients, and those of the inputs.
@@ -55,13 +56,17 @@ class Run:
         sizes: Layers, width, heads, hidden units.
         batch: Sequences per device.
         tensor: The number of devices over which heads and hidden units are split.
-        remat: ``full``, ``minimal``, which keeps the results of products, or ``context``, which
-            also keeps those of attention.
-        speed: The published model flops per second on one chip.
+        remat: ``full``, ``minimal``, which keeps the results of products, ``context``, which
+            also keeps those of attention, or ``selective``, which keeps those of attention and of
+            every second product.
+        speed: The published model flops per second on one chip; 0 if `tokens` are published.
         length: Of a sequence.
         copies: Into how many groups the devices fall that each hold all weights. The devices of a
             group hold a part of each, and gather them layer by layer.
         network: What a machine sends in a second, if it is not as usual.
+        groups: The number of heads of keys and values; 0 for as many as of queries.
+        vocabulary: The number of tokens that the model knows.
+        tokens: The published tokens per second on one chip.
     """
 
     model: str
@@ -74,6 +79,9 @@ class Run:
     length: int = 2048
     copies: int = 1
     network: float = 0.0
+    groups: int = 0
+    vocabulary: int = 32_000
+    tokens: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -83,13 +91,14 @@ class Run:
         """
         layers, width, heads, hidden = self.sizes
         tokens = self.batch * self.length
-        weights = layers * width * (4 * heads * HEAD + 3 * hidden) + width * VOCABULARY
+        attention = 2 * (heads + (self.groups or heads)) * HEAD
+        weights = layers * width * (attention + 3 * hidden) + width * self.vocabulary
         return 3 * (2 * tokens * weights + 4 * layers * tokens * self.length * heads * HEAD)
 
     @property
     def seconds(self) -> float:
         """The published time of a step."""
-        return self.flops / self.speed
+        return self.flops / self.speed if self.speed else self.batch * self.length / self.tokens
 
 
 RUNS = {
@@ -100,6 +109,12 @@ RUNS = {
     "32b_v5p": Run("32B", "v5p:4x4x4", (32, 8192, 64, 28672), 6, 4, "minimal", 328e12),
     "64b_v5p": Run("64B", "v5p:4x4x4", (64, 8192, 64, 28672), 3, 4, "minimal", 323e12),
     "128b_v5p": Run("128B", "v5p:4x4x8", (64, 8192, 128, 57344), 1, 8, "minimal", 315e12),
+    "8b_a100": Run(
+        *("Llama 3 8B", "a100:8x8", (32, 4096, 32, 14336), 1, 1, "selective", 0.0, 8192),
+        groups=8,
+        vocabulary=128_256,
+        tokens=2973,
+    ),
     **{
         # Google's A3 machines have a network of 1,000 Gb/s, not NVIDIA's 3,200.
         f"7b_h100_{n}": Run(
@@ -159,11 +174,13 @@ def _with_kernels(run: Run, report: PreflightReport) -> PreflightReport:
 def _weights(run: Run) -> dict[str, tuple[tuple[int, ...], P]]:
     layers, width, heads, hidden = run.sizes
     inward = (layers, width, heads, HEAD), P(None, "fsdp", "tensor")
+    grouped = (layers, width, run.groups or heads, HEAD), P(None, "fsdp", "tensor")
     up = (layers, width, hidden), P(None, "fsdp", "tensor")
     return {
-        "embedding": ((VOCABULARY, width), P("tensor", "fsdp")),
-        "logits": ((width, VOCABULARY), P("fsdp", "tensor")),
-        **dict.fromkeys(("query", "key", "value"), inward),
+        "embedding": ((run.vocabulary, width), P("tensor", "fsdp")),
+        "logits": ((width, run.vocabulary), P("fsdp", "tensor")),
+        "query": inward,
+        **dict.fromkeys(("key", "value"), grouped),
         "out": ((layers, heads, HEAD, width), P(None, "tensor", None, "fsdp")),
         **dict.fromkeys(("gate", "up"), up),
         "down": ((layers, hidden, width), P(None, "tensor", "fsdp")),
@@ -189,7 +206,7 @@ def _loss(weights: Any, tokens: jax.Array, run: Run, mesh: Mesh) -> jax.Array:
     weights = dict(weights)
     table, logits = weights.pop("embedding"), weights.pop("logits").astype(jnp.bfloat16)
     rows = NamedSharding(mesh, P(ROWS, None, "tensor"))
-    x = jax.nn.one_hot(tokens, VOCABULARY, dtype=jnp.bfloat16) @ table.astype(jnp.bfloat16)
+    x = jax.nn.one_hot(tokens, run.vocabulary, dtype=jnp.bfloat16) @ table.astype(jnp.bfloat16)
 
     def layer(x: jax.Array, one: Any) -> tuple[jax.Array, None]:
         x = jax.lax.with_sharding_constraint(x, rows)
@@ -199,22 +216,40 @@ def _loss(weights: Any, tokens: jax.Array, run: Run, mesh: Mesh) -> jax.Array:
     products = policies.dots_with_no_batch_dims_saveable
     context = policies.save_only_these_names("context")
     both = policies.save_from_both_policies(products, context)
-    kept: dict[str, Any] = {"full": None, "minimal": products, "context": both}
+    # Of queries, keys, values, results, gates, inputs and outputs of the network, in this order.
+    second = policies.save_only_these_names("context", "query", "value", "gate", "down")
+    kept: dict[str, Any] = {"full": None, "minimal": products, "context": both, "selective": second}
     x, _ = jax.lax.scan(jax.checkpoint(layer, policy=kept[run.remat]), x, weights)
     scores = jax.nn.log_softmax((_normal(x) @ logits).astype(jnp.float32))
-    return -jnp.mean(scores * jax.nn.one_hot(tokens, VOCABULARY))
+    return -jnp.mean(scores * jax.nn.one_hot(tokens, run.vocabulary))
 
 
 def _layer(x: jax.Array, w: dict[str, jax.Array], run: Run, mesh: Mesh) -> jax.Array:
     y = _normal(x)
-    query, key, value = (jnp.einsum("btd,dhe->bthe", y, w[n]) for n in ("query", "key", "value"))
-    attention = _on_gpus if run.topology.startswith("h100") else _on_tpus
+    query, key, value = (
+        checkpoint_name(jnp.einsum("btd,dhe->bthe", y, w[n]), n) for n in ("query", "key", "value")
+    )
+    if run.groups:
+        key, value = (jnp.repeat(x, run.sizes[2] // run.groups, axis=2) for x in (key, value))
+    attention = _on_gpus if run.topology[:4] in ("a100", "h100") else _on_tpus
     heads = P(ROWS, None, "tensor")
-    whole = {"mesh": mesh, "in_specs": heads, "out_specs": heads, "check_vma": False}
+    whole = {"mesh": _of_gpus(run, mesh), "in_specs": heads, "out_specs": heads, "check_vma": False}
     seen = jax.shard_map(attention, **whole)(_rotated(query), _rotated(key), value)
     x = x + jnp.einsum("bthe,hed->btd", checkpoint_name(seen, "context"), w["out"])
     y = _normal(x)
-    return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+    gate = checkpoint_name(y @ w["gate"], "gate")
+    return x + checkpoint_name((jax.nn.silu(gate) * (y @ w["up"])) @ w["down"], "down")
+
+
+def _of_gpus(run: Run, mesh: Mesh) -> Any:
+    """Return the mesh with the GPU for which Pallas lowers kernels, in place of CPUs."""
+    kind = run.topology.split(":")[0]
+    if kind not in ("a100", "h100"):
+        return mesh
+    gpu = AbstractDevice(device_kind=f"NVIDIA {kind.upper()}", num_cores=None, platform="gpu")
+    return AbstractMesh(
+        *(mesh.axis_sizes, mesh.axis_names), axis_types=mesh.axis_types, abstract_device=gpu
+    )
 
 
 def _on_tpus(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
