@@ -1,6 +1,7 @@
 """`replicax port`: programs for TensorFlow train to TensorFlow's numbers, or say what is left."""
 
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from replicax._src.port.notebooks import port_notebook
 from replicax._src.port.rewrite import PortError, port
 from replicax._src.port.rules import Rules, Same, Untranslated
 from replicax._src.port.table import ROWS, Row
+from replicax.compat import tf
 from tests.golden.port_math import EXPRESSIONS, NAMES
 from tests.golden.public_names import PUBLIC, found
 
@@ -763,3 +765,93 @@ lengths = tf.strings.length(several)
     assert names["several"].tolist() == [[b"x", b"yz"]]
     assert names["decoded"] == "a b"
     assert names["lengths"].tolist() == [[1, 2]]
+
+
+def test_parameters_of_a_row_have_the_places_of_tensorflows():
+    rules = Rules()
+    for name, row in ROWS.items():
+        function = rules.function(name)
+        places = [p for p in row.parameters if p not in row.by_keyword]
+        if function is not None and not row.rest:
+            theirs = list(inspect.signature(function.value).parameters)
+            assert places == theirs[: len(places)], name
+
+
+@pytest.mark.parametrize(
+    ("line", "result"),
+    [
+        ("tf.div(7, 2)", 3),
+        ("tf.div(-7, 2)", -4),
+        ("tf.div(7.0, 2.0)", 3.5),
+        ("tf.random_normal_initializer().stddev", 1.0),
+        ("tf.initializers.random_normal().stddev", 1.0),
+        ("tf.truncated_normal_initializer(0.5).mean", 0.5),
+        ("tf.truncated_normal_initializer().stddev", 1.0),
+        ("tf.random_uniform_initializer().minval", 0.0),
+        ("tf.argmax([[1.0, 2.0], [3.0, 0.0]], dimension=1)[0]", 1),
+        ("tf.nn.softmax([[1.0], [1.0]], dim=0)[0, 0]", 0.5),
+        ("tf.expand_dims([1.0], dim=1)[0, 0]", 1.0),
+        (
+            "tf.nn.max_pool(value=tf.ones([1, 2, 2, 1]), ksize=2, strides=2, padding='SAME')[0, 0]",
+            1,
+        ),
+    ],
+)
+def test_names_and_arguments_of_version_1_keep_their_meaning(line, result):
+    scope = {}
+    exec(ported(f"import tensorflow.compat.v1 as tf\nx = {line}\n"), scope)
+
+    assert scope["x"] == result
+
+
+def test_the_choice_of_rows_in_version_1_is_marked():
+    words = "replicax port: look at jnp.where: the same for a condition of the shape of `x`."
+
+    assert words in ported("import tensorflow.compat.v1 as tf\ny = tf.where(c, x, z)\n")
+    assert words not in body("y = tf.where(c, x, z)")
+
+
+@pytest.mark.parametrize(
+    ("line", "new"),
+    [
+        ("tf.float32.max", "jnp.finfo(jnp.float32).max"),
+        ("tf.int32.min", "jnp.iinfo(jnp.int32).min"),
+        ("tf.float32.name", '"float32"'),
+        ("tf.float32.as_numpy_dtype", "jnp.float32"),
+        ("tf.int32.is_floating", "jnp.issubdtype(jnp.int32, jnp.floating)"),
+        ("x.dtype.max", "jnp.finfo(x.dtype).max"),
+        ("x.dtype.base_dtype", "x.dtype"),
+        ("x.shape.num_elements()", "int(np.prod(x.shape))"),
+        ("tf.experimental.numpy.exp(x)", "jnp.exp(x)"),
+        ("tf.sparse.to_dense(x)", "rx.io.SparseTensor.to_dense(x)"),
+    ],
+)
+def test_attributes_of_dtypes_and_numpys_functions_are_jaxs(line, new):
+    code = ported(f"import tensorflow as tf\nx = tf.ones([2])\ny = {line}\n")
+
+    assert f"y = {new}\n" in code
+    assert ("import numpy as np" in code) == ("np.prod" in new)
+
+
+def test_a_decorator_against_autograph_is_removed():
+    code = "@tf.autograph.experimental.do_not_convert\ndef f(x):\n    return x + 1"
+
+    assert body(f"{code}\ny = f(1)").splitlines()[-3:] == [
+        "def f(x):",
+        "    return x + 1",
+        "y = f(1)",
+    ]
+
+
+def test_constants_are_reshaped_or_filled():
+    assert rx.constant([1, 2, 3, 4], shape=[2, 2]).tolist() == [[1, 2], [3, 4]]
+    assert rx.constant(["a", "b"], shape=[2, 1]).tolist() == [[b"a"], [b"b"]]
+    assert rx.constant(2.0, shape=(3,)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_the_largest_of_unsigned_numbers_are_found_in_functions_of_elements():
+    x = np.array([0, 200, 255, 200], np.uint8)
+    found = rx.data.Dataset.from_tensors(x).map(lambda x: tf.math.top_k(x, 3).indices)
+
+    assert next(iter(found)).tolist() == [2, 1, 3]
+    assert tf.unique([3, 1, 3]).y.tolist() == [3, 1]

@@ -87,7 +87,7 @@ def default_dtype(dtype: Any) -> Any:
 def constant(
     value: Any, dtype: Any = None, shape: Any = None, name: str | None = "Const"
 ) -> jax.Array:
-    """Return an array of ``value``, broadcast to ``shape`` if one is given.
+    """Return an array of ``value``, reshaped or broadcast to ``shape`` if one is given.
 
     Texts become a NumPy array of bytes, which stays on the host.
 
@@ -101,9 +101,16 @@ def constant(
         texts = np.array(value, object)
         encoded = [x.encode() if isinstance(x, str) else x for x in texts.reshape(-1)]
         texts.reshape(-1)[:] = encoded
-        return texts if shape is None else np.broadcast_to(texts, shape)  # type: ignore[return-value]
+        return texts if shape is None else _in_shape(texts, shape)
     array = jnp.asarray(value, dtype=canonical_dtype(dtype))
-    return array if shape is None else jnp.broadcast_to(array, shape)
+    return array if shape is None else _in_shape(array, shape)
+
+
+def _in_shape(array: Any, shape: Any) -> Any:
+    """Return an array in another shape, or its one value in all places of the shape."""
+    if array.size == np.prod(shape):
+        return array.reshape(shape)
+    return (np if isinstance(array, np.ndarray) else jnp).broadcast_to(array, shape)
 
 
 def _is_of_texts(value: Any) -> bool:

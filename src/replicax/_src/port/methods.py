@@ -73,6 +73,10 @@ def _without_call(call: cst.Call, name: str, receiver: cst.BaseExpression) -> An
     """
     if name == "as_list":
         return cst.Call(cst.Name("list"), [cst.Arg(receiver)], lpar=call.lpar, rpar=call.rpar)
+    if name == "num_elements" and _is_shape(receiver):
+        return cst.parse_expression(f"int(np.prod({code_of(receiver)}))")
+    if name == "is_fully_defined" and _is_shape(receiver):
+        return cst.parse_expression(f"(None not in {code_of(receiver)})")
     if name == "get_shape":
         return cst.Attribute(receiver, cst.Name("shape"), lpar=call.lpar, rpar=call.rpar)
     if name == "variables" and _is_optimizer(receiver):
@@ -177,17 +181,38 @@ def _is_text(arg: cst.Arg) -> bool:
 def rewritten_attribute(node: cst.Attribute) -> cst.BaseExpression | None:
     """Return an attribute as JAX and Keras 3 know it; None if it is not one of these.
 
-    ``optimizer.lr``, and ``x.shape[0].value``, ``x.shape.ndims`` and ``x.shape.rank`` of shapes.
+    ``optimizer.lr``; ``x.shape[0].value``, ``x.shape.ndims`` and ``x.shape.rank`` of shapes; and
+    ``x.dtype.max`` and others of dtypes.
     """
     name, value = node.attr.value, node.value
     if name in ("lr", "_lr") and _is_optimizer(value):
         return node.with_changes(attr=cst.Name("learning_rate"))
+    if isinstance(value, cst.Attribute) and value.attr.value == "dtype":
+        return _of_dtype(name, value)
     if name == "value" and isinstance(value, cst.Subscript) and _is_shape(value.value):
         return value
     if name in ("ndims", "rank") and _is_shape(value):
         length = cst.Call(cst.Name("len"), [cst.Arg(value)])
         return length.with_changes(lpar=node.lpar, rpar=node.rpar)
     return None
+
+
+# Attributes of TensorFlow's dtypes that NumPy's do not have.
+DTYPE_ATTRIBUTES = {
+    "as_numpy_dtype": "{}",
+    "base_dtype": "{}",
+    "is_complex": "jnp.issubdtype({}, jnp.complexfloating)",
+    "is_floating": "jnp.issubdtype({}, jnp.floating)",
+    "is_integer": "jnp.issubdtype({}, jnp.integer)",
+    "max": "jnp.finfo({}).max",
+    "min": "jnp.finfo({}).min",
+}
+
+
+def _of_dtype(name: str, dtype: cst.Attribute) -> cst.BaseExpression | None:
+    """Return an attribute of the dtype of an array: ``x.dtype`` for ``x.dtype.base_dtype``."""
+    text = DTYPE_ATTRIBUTES.get(name, "")
+    return cst.parse_expression(text.format(code_of(dtype))) if text else None
 
 
 def _is_shape(node: cst.CSTNode) -> bool:

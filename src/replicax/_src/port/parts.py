@@ -1,7 +1,7 @@
 """Helpers of ``replicax port``: facts about a program, call arguments, and imports."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import libcst as cst
@@ -293,7 +293,7 @@ def statement(text: str) -> cst.BaseSmallStatement:
 def bound(args: Sequence[cst.Arg], row: Row) -> dict[str, Any] | str:
     """Return the arguments of a call by their names in ``row``, or why that is impossible."""
     arguments: dict[str, Any] = {}
-    places = list(row.parameters)
+    places = [name for name in row.parameters if name not in row.by_keyword]
     for place, argument in enumerate(args):
         name = argument.keyword.value if argument.keyword else None
         if name == "name":
@@ -450,12 +450,17 @@ def _after_docstring(body: list[Any]) -> int:
 
 def unsupported_keywords(value: Any, arguments: list[str]) -> list[str]:
     """Return the names in ``arguments`` that a function or class does not take as keywords."""
-    if not (inspect.isroutine(value) or inspect.isclass(value)):
-        return []
-    try:
-        known = inspect.signature(value).parameters
-    except (TypeError, ValueError):
-        return []
-    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    known = parameters_of(value)
+    if not known or any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return []
     return [name for name in arguments if name not in known]
+
+
+def parameters_of(value: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function or class; none if they are not known."""
+    if not (inspect.isroutine(value) or inspect.isclass(value)):
+        return {}
+    try:
+        return inspect.signature(value).parameters
+    except (TypeError, ValueError):
+        return {}

@@ -180,7 +180,11 @@ _RENAMED = {
     "ones_initializer": "keras.initializers.Ones",
     "random_normal_initializer": "keras.initializers.RandomNormal",
     "random_uniform_initializer": "keras.initializers.RandomUniform",
-    "truncated_normal_initializer": "keras.initializers.TruncatedNormal",
+    "truncated_normal_initializer": "compat.v1.truncated_normal_initializer",
+    **{
+        f"compat.v1.initializers.{name}": f"compat.v1.{name}_initializer"
+        for name in ("random_normal", "random_uniform", "truncated_normal")
+    },
     "variance_scaling_initializer": "keras.initializers.VarianceScaling",
     "glorot_uniform_initializer": "keras.initializers.GlorotUniform",
     "glorot_normal_initializer": "keras.initializers.GlorotNormal",
@@ -205,7 +209,7 @@ _RENAMED = {
     "ceil": "math.ceil",
     "rint": "math.rint",
     "rsqrt": "math.rsqrt",
-    "div": "math.divide",
+    "div": "compat.v1.div",
     "floordiv": "math.floordiv",
     "mod": "math.mod",
     "erf": "math.erf",
@@ -334,6 +338,11 @@ _OLDER_MEANING = (
     "gradients",
     "map_fn",
     "where",
+    "random_normal_initializer",
+    "random_uniform_initializer",
+    "truncated_normal_initializer",
+    "initializers.random_",
+    "initializers.truncated_normal",
 )
 # Of these, the names that are the same in both.
 _SAME_MEANING = frozenset(

@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from replicax._src.port.parts import (
     import_line,
     is_float,
     is_root,
+    parameters_of,
     statement,
     unsupported_keywords,
     with_imports,
@@ -54,6 +55,8 @@ _OLDER_ARGUMENTS = {
     "fn1": "true_fn",
     "fn2": "false_fn",
 }
+# The same, where the function of version 2 has no parameter of the old name.
+_OLDER_NAMES = {"dim": "axis", "dimension": "axis", "filter": "filters", "value": "input"}
 # Functions that give a shape if they are given one.
 _SHAPE_MATH = frozenset(
     [
@@ -81,6 +84,7 @@ _ON_SYMBOLIC = {
     "math.add": Row({"x": None, "y": None}, "rx.keras.ops.add(x, y)"),
     "identity": Row({"input": None}, "rx.keras.ops.copy(input)"),
 }
+_NO_CONVERSION = frozenset(["autograph.experimental.do_not_convert", "autograph.do_not_convert"])
 _LOOP = (
     "the loop is unrolled, and its bound must be a Python number. `rx.scan` compiles one turn for"
     " all."
@@ -355,6 +359,13 @@ class _Rewriter(cst.CSTTransformer):
         self._in_elements.pop()
         return updated_node
 
+    def leave_Decorator(  # noqa: N802
+        self, original_node: cst.Decorator, updated_node: cst.Decorator
+    ) -> Any:
+        """Remove `@tf.autograph.experimental.do_not_convert`: nothing is converted at run time."""
+        path = self._path(original_node.decorator)
+        return cst.RemoveFromParent() if path in _NO_CONVERSION else updated_node
+
     # Names.
 
     def leave_Name(  # noqa: N802
@@ -379,6 +390,10 @@ class _Rewriter(cst.CSTTransformer):
         path = self._path(node)
         if path is None:
             return self._known_attribute(node, updated)
+        if path in _NO_CONVERSION and isinstance(parent, cst.Decorator):
+            self._use(node, path, "rewritten")
+            self._count(f"@tf.{path}", "nothing")
+            return updated
         answer = self._rules.of(path)
         if isinstance(answer, Row):
             answer = self._as_value(path, answer)
@@ -391,6 +406,7 @@ class _Rewriter(cst.CSTTransformer):
         new = rewritten_attribute(updated)
         if new is None:
             return updated
+        self.needs |= {"jnp"} & {code_of(new).partition(".")[0]}
         self._count(f".{updated.attr.value}", code_of(new).partition("(")[0].rpartition(".")[2])
         return new
 
@@ -499,6 +515,7 @@ class _Rewriter(cst.CSTTransformer):
         """Return the call of another function with the arguments of the program."""
         args = _renamed(updated.args, path)
         if isinstance(answer, Same):
+            args = _under_new_names(args, parameters_of(answer.value))
             keywords = [a.keyword.value for a in args if a.keyword is not None]
             if refused := unsupported_keywords(answer.value, keywords):
                 answer = Untranslated(f"`{answer.text}` takes no {', '.join(refused)}.")
@@ -517,7 +534,7 @@ class _Rewriter(cst.CSTTransformer):
         new = rewritten_call(updated, self._facts.functions)
         if new is None:
             return self._as_numpy(node, updated)
-        self.needs |= {"np"} & set(code_of(new).partition(".")[:1])
+        self.needs |= {"np"} & set(re.split(r"\W", code_of(new))[:2])
         self._count(f".{node.func.attr.value}", code_of(new).partition("(")[0].rpartition(".")[2])
         return new
 
@@ -544,7 +561,8 @@ class _Rewriter(cst.CSTTransformer):
             function = self._rules.function(path)
             if function is not None:
                 return self._call(node, updated, path, function)
-        arguments = bound(_renamed(updated.args, path), row)
+        args = _under_new_names(_renamed(updated.args, path), row.parameters)
+        arguments = bound(args, row)
         problem = arguments if isinstance(arguments, str) else self._refused(node, path)
         if isinstance(arguments, str) or problem:
             answer = self._rules.function(path) or Untranslated(problem)
@@ -769,3 +787,15 @@ def _renamed(args: Sequence[cst.Arg], path: str) -> Sequence[cst.Arg]:
         else arg
         for arg in args
     ]
+
+
+def _under_new_names(args: Sequence[cst.Arg], parameters: Collection[str]) -> Sequence[cst.Arg]:
+    """Return arguments under the names that a function has for those of version 1."""
+
+    def renamed(arg: cst.Arg) -> cst.Arg:
+        old = arg.keyword.value if arg.keyword is not None else ""
+        new = _OLDER_NAMES.get(old, "")
+        is_known = new in parameters and old not in parameters
+        return arg.with_changes(keyword=cst.Name(new)) if is_known else arg
+
+    return [renamed(arg) for arg in args]

@@ -6,12 +6,14 @@ looked up in replicax itself and not repeated here.
 
 import importlib
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 from replicax._src.base.lazy import LeavesOut
 from replicax._src.integrations import keras_older
 from replicax._src.port.answers import GENERAL, specific_advice
+from replicax._src.port.methods import DTYPE_ATTRIBUTES
 from replicax._src.port.paths import candidates
 from replicax._src.port.table import ROWS, Row
 
@@ -58,6 +60,7 @@ _ELSEWHERE = {
     "profiler.experimental.stop": "jax.profiler.stop_trace",
     "profiler.experimental.Profile": "jax.profiler.trace",
     "profiler.experimental.Trace": "jax.profiler.StepTraceAnnotation",
+    "sparse.to_dense": "rx.io.SparseTensor.to_dense",
     "profiler.experimental.server.start": "jax.profiler.start_server",
 }
 # Keras 2's preprocessing, whose names Keras 3 shows to TensorFlow alone.
@@ -85,6 +88,12 @@ _ROWS = (
 _HASHES = (
     "not TensorFlow's hash: buckets differ, so train embeddings of hashed texts from the start."
 )
+
+
+_MAKES_ARRAYS = _names(
+    "arange array asarray average empty eye full identity linspace mean ones zeros"
+)
+_NUMPY_WIDTHS = "TensorFlow's result has 64 bits where the program names no dtype, JAX's has 32."
 
 
 @dataclass(frozen=True)
@@ -179,9 +188,15 @@ def _look_up(path: str) -> Same | Row | Untranslated:
         return Same(_DTYPES[path], caveat=WIDE if path in _WIDE else "")
     if path in ROWS:
         return ROWS[path]
+    if path.startswith("numpy."):
+        return _of_numpy(path)
+    head, _, attribute = path.partition(".")
+    if head in _DTYPES and attribute:
+        return _of_dtype(head, attribute)
     if path in _ELSEWHERE:
-        home, _, name = _ELSEWHERE[path].rpartition(".")
-        return Same(_ELSEWHERE[path], getattr(importlib.import_module(home), name))
+        head, _, rest = _ELSEWHERE[path].partition(".")
+        home = importlib.import_module({"rx": "replicax"}.get(head, head))
+        return Same(_ELSEWHERE[path], attrgetter(rest)(home))
     if path in _OLDER_KERAS:
         name = _OLDER_KERAS[path]
         return Same(f"rx.compat.preprocessing.{name}", keras_older.part(name))
@@ -190,6 +205,25 @@ def _look_up(path: str) -> Same | Row | Untranslated:
     if found is None or (isinstance(shared, Same) and shared.value is found.value):
         return shared
     return found
+
+
+def _of_numpy(path: str) -> Same | Untranslated:
+    """Look up a name of `tf.experimental.numpy`, most of which `jax.numpy` has."""
+    name = path.partition(".")[2]
+    value = getattr(importlib.import_module("jax.numpy"), name, None)
+    if value is None:
+        return _refusal(path)
+    return Same(f"jnp.{name}", value, _NUMPY_WIDTHS if name in _MAKES_ARRAYS else "")
+
+
+def _of_dtype(dtype: str, attribute: str) -> Same | Untranslated:
+    """Look up an attribute of a dtype: ``tf.float32.max``."""
+    name, text = _DTYPES[dtype].rpartition(".")[2], DTYPE_ATTRIBUTES.get(attribute, "")
+    if attribute == "name":
+        return Same(f'"{dtype}"')
+    if attribute in ("max", "min") and "int" in name:
+        text = text.replace("finfo", "iinfo")
+    return Same(text.format(_DTYPES[dtype])) if text else _refusal(f"{dtype}.{attribute}")
 
 
 def _refusal(path: str) -> Untranslated:

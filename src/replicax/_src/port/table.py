@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # A TensorFlow call -> its JAX equivalent, and after `;` a caveat. A missing argument is omitted if
-# the right side passes it by keyword (`axis=axis`), else its default is written. In functions that
+# the right side passes it by keyword (`axis=axis`), else its default is written. Parameters behind
+# `*` stand at other places in TensorFlow, so that only keywords bind them. In functions that
 # a dataset applies to elements, `jnp` becomes `np`, except that `jax.numpy` stays: there, NumPy
 # would choose another dtype. A test compares every row with TensorFlow.
 _TABLE = """
@@ -20,6 +21,7 @@ cast(x, dtype) -> jnp.asarray(x, dtype)
 clip_by_value(t, clip_value_min, clip_value_max)
     -> jnp.clip(t, clip_value_min, clip_value_max) ; GRADIENT
 concat(values, axis) -> jnp.concatenate(values, axis)
+compat.v1.where(condition, x, y) -> jnp.where(condition, x, y) ; ROWS
 cond(pred, true_fn, false_fn) -> rx.cond(pred, true_fn, false_fn)
 convert_to_tensor(value, dtype=None) -> jax.numpy.asarray(value, dtype=dtype)
 cos|math.cos(x) -> jnp.cos(x)
@@ -30,17 +32,19 @@ einsum|linalg.einsum(equation, *inputs) -> jnp.einsum(equation, *inputs)
 equal|math.equal(x, y) -> jnp.equal(x, y)
 exp|math.exp(x) -> jnp.exp(x)
 expand_dims(input, axis) -> jnp.expand_dims(input, axis)
-eye|linalg.eye(num_rows, dtype=jnp.float32) -> jnp.eye(num_rows, dtype=dtype)
+eye|linalg.eye(num_rows, *, dtype=jnp.float32) -> jnp.eye(num_rows, dtype=dtype)
 fill(dims, value) -> jax.numpy.full(dims, value)
 floor|math.floor(x) -> jnp.floor(x)
-gather(params, indices, axis=0) -> jnp.take(params, indices, axis) ; NEGATIVE
+gather(params, indices, *, axis=0) -> jnp.take(params, indices, axis) ; NEGATIVE
 greater|math.greater(x, y) -> jnp.greater(x, y)
 greater_equal|math.greater_equal(x, y) -> jnp.greater_equal(x, y)
 keras.backend.abs(x) -> rx.keras.ops.abs(x)
 keras.backend.all(x, axis=None, keepdims=False) -> rx.keras.ops.all(x, axis=axis, keepdims=keepdims)
 keras.backend.any(x, axis=None, keepdims=False) -> rx.keras.ops.any(x, axis=axis, keepdims=keepdims)
+keras.backend.arange(start) -> rx.keras.ops.arange(start)
 keras.backend.argmax(x, axis=-1) -> rx.keras.ops.argmax(x, axis)
 keras.backend.argmin(x, axis=-1) -> rx.keras.ops.argmin(x, axis)
+keras.backend.batch_flatten(x) -> rx.keras.layers.Flatten()(x)
 keras.backend.binary_crossentropy(target, output, from_logits=False)
     -> rx.keras.ops.binary_crossentropy(target, output, from_logits=from_logits)
 keras.backend.cast(x, dtype) -> rx.keras.ops.cast(x, dtype)
@@ -54,11 +58,15 @@ keras.backend.dot(x, y) -> rx.keras.ops.dot(x, y)
 keras.backend.equal(x, y) -> rx.keras.ops.equal(x, y)
 keras.backend.exp(x) -> rx.keras.ops.exp(x)
 keras.backend.expand_dims(x, axis=-1) -> rx.keras.ops.expand_dims(x, axis)
+keras.backend.eye(size) -> rx.keras.ops.eye(size)
 keras.backend.flatten(x) -> rx.keras.ops.ravel(x)
+keras.backend.gather(reference, indices) -> rx.keras.ops.take(reference, indices, axis=0)
 keras.backend.get_value(x) -> np.asarray(x)
 keras.backend.greater(x, y) -> rx.keras.ops.greater(x, y)
 keras.backend.greater_equal(x, y) -> rx.keras.ops.greater_equal(x, y)
+keras.backend.hard_sigmoid(x) -> rx.keras.ops.clip(0.2 * x + 0.5, 0.0, 1.0)
 keras.backend.int_shape(x) -> rx.keras.ops.shape(x)
+keras.backend.l2_normalize(x, axis) -> rx.keras.ops.normalize(x, axis)
 keras.backend.less(x, y) -> rx.keras.ops.less(x, y)
 keras.backend.less_equal(x, y) -> rx.keras.ops.less_equal(x, y)
 keras.backend.log(x) -> rx.keras.ops.log(x)
@@ -68,16 +76,21 @@ keras.backend.mean(x, axis=None, keepdims=False)
     -> rx.keras.ops.mean(x, axis=axis, keepdims=keepdims) ; FLOATS
 keras.backend.min(x, axis=None, keepdims=False) -> rx.keras.ops.min(x, axis=axis, keepdims=keepdims)
 keras.backend.minimum(x, y) -> rx.keras.ops.minimum(x, y)
+keras.backend.ndim(x) -> rx.keras.ops.ndim(x)
 keras.backend.not_equal(x, y) -> rx.keras.ops.not_equal(x, y)
+keras.backend.one_hot(indices, num_classes) -> rx.keras.ops.one_hot(indices, num_classes)
 keras.backend.ones_like(x, dtype=None) -> rx.keras.ops.ones_like(x, dtype=dtype)
 keras.backend.permute_dimensions(x, pattern) -> rx.keras.ops.transpose(x, pattern)
 keras.backend.pow(x, a) -> rx.keras.ops.power(x, a)
 keras.backend.prod(x, axis=None, keepdims=False)
     -> rx.keras.ops.prod(x, axis=axis, keepdims=keepdims)
-keras.backend.relu(x) -> rx.keras.ops.relu(x)
+keras.backend.relu(x, alpha=0.0, max_value=None, threshold=0.0)
+    -> rx.keras.activations.relu(
+    x, negative_slope=alpha, max_value=max_value, threshold=threshold)
 keras.backend.repeat_elements(x, rep, axis) -> rx.keras.ops.repeat(x, rep, axis)
 keras.backend.reshape(x, shape) -> rx.keras.ops.reshape(x, shape)
 keras.backend.round(x) -> rx.keras.ops.round(x)
+keras.backend.shape(x) -> rx.keras.ops.shape(x)
 keras.backend.sigmoid(x) -> rx.keras.ops.sigmoid(x)
 keras.backend.sign(x) -> rx.keras.ops.sign(x)
 keras.backend.sin(x) -> rx.keras.ops.sin(x)
@@ -92,10 +105,13 @@ keras.backend.stack(x, axis=0) -> rx.keras.ops.stack(x, axis=axis)
 keras.backend.std(x, axis=None, keepdims=False) -> rx.keras.ops.std(x, axis=axis, keepdims=keepdims)
 keras.backend.stop_gradient(variables) -> rx.keras.ops.stop_gradient(variables)
 keras.backend.sum(x, axis=None, keepdims=False) -> rx.keras.ops.sum(x, axis=axis, keepdims=keepdims)
+keras.backend.switch(condition, then_expression, else_expression)
+    -> rx.keras.ops.where(condition, then_expression, else_expression) ; CHOICE
 keras.backend.tanh(x) -> rx.keras.ops.tanh(x)
 keras.backend.tile(x, n) -> rx.keras.ops.tile(x, n)
 keras.backend.transpose(x) -> rx.keras.ops.transpose(x)
 keras.backend.var(x, axis=None, keepdims=False) -> rx.keras.ops.var(x, axis=axis, keepdims=keepdims)
+keras.backend.variable(value) -> rx.Variable(jnp.asarray(value, jnp.float32))
 keras.backend.zeros_like(x, dtype=None) -> rx.keras.ops.zeros_like(x, dtype=dtype)
 less|math.less(x, y) -> jnp.less(x, y)
 less_equal|math.less_equal(x, y) -> jnp.less_equal(x, y)
@@ -141,7 +157,7 @@ nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     -> rx.keras.ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 norm|linalg.norm(tensor) -> jnp.linalg.norm(tensor)
 not_equal|math.not_equal(x, y) -> jnp.not_equal(x, y)
-one_hot(indices, depth, dtype=jnp.float32) -> jax.nn.one_hot(indices, depth, dtype=dtype)
+one_hot(indices, depth, *, dtype=jnp.float32) -> jax.nn.one_hot(indices, depth, dtype=dtype)
 ones(shape, dtype=jnp.float32) -> jnp.ones(shape, dtype)
 ones_like(input, dtype=None) -> jnp.ones_like(input, dtype=dtype)
 pow|math.pow(x, y) -> jnp.power(x, y)
@@ -189,7 +205,12 @@ zeros(shape, dtype=jnp.float32) -> jnp.zeros(shape, dtype)
 zeros_like(input, dtype=None) -> jnp.zeros_like(input, dtype=dtype)
 """
 _CAVEATS = {
+    "ROWS": (
+        "the same for a condition of the shape of `x`. In version 1 a vector chooses whole rows:"
+        " write `condition[:, None]` for it."
+    ),
     "FLOATS": "the same for floats. Of integers TensorFlow's mean is an integer, JAX's a float.",
+    "CHOICE": ("the same for arrays. Of functions and one condition, write `rx.cond`."),
     "GRADIENT": (
         "the same values. Where two are equal, TensorFlow's gradient is all of one's, and JAX's is"
         " shared by both."
@@ -210,12 +231,14 @@ class Row:
         target: The JAX expression, in which the parameters are names.
         caveat: Where its meaning differs.
         rest: The name of the ``*args`` parameter, if there is one.
+        by_keyword: The parameters that have no place.
     """
 
     parameters: Mapping[str, str | None]
     target: str
     caveat: str = ""
     rest: str = ""
+    by_keyword: frozenset[str] = frozenset()
 
     @property
     def bare(self) -> str | None:
@@ -238,11 +261,14 @@ def _parse_row(line: str) -> dict[str, Row]:
     target, _, caveat = right.partition(" ; ")
     declared = ast.parse(f"def f({arguments}: ...").body[0]
     assert isinstance(declared, ast.FunctionDef)
-    order = [a.arg for a in declared.args.args]
-    defaults = [ast.unparse(value) for value in declared.args.defaults]
+    by_keyword = [a.arg for a in declared.args.kwonlyargs]
+    order = [a.arg for a in declared.args.args] + by_keyword
+    values = [*declared.args.defaults, *declared.args.kw_defaults]
+    defaults = [ast.unparse(value) for value in values if value is not None]
     texts: list[str | None] = [None] * (len(order) - len(defaults)) + [*defaults]
     rest = declared.args.vararg.arg if declared.args.vararg else ""
-    row = Row(dict(zip(order, texts, strict=True)), target, _CAVEATS.get(caveat, ""), rest)
+    parameters = dict(zip(order, texts, strict=True))
+    row = Row(parameters, target, _CAVEATS.get(caveat, ""), rest, frozenset(by_keyword))
     assert not any(keyword.iskeyword(name) for name in order)
     return dict.fromkeys(names.split("|"), row)
 

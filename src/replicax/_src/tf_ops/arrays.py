@@ -2,7 +2,7 @@
 
 import builtins
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -827,15 +827,40 @@ def searchsorted(
     return before.sum(-1).reshape(wanted.shape).astype(result_dtype(out_type))
 
 
+class Unique(NamedTuple):
+    """Distinct entries in the order of appearance, and the index of each entry among them.
+
+    Example:
+        >>> tf.unique(jnp.array([3, 1, 3])).y
+        Array([3, 1], dtype=int32)
+    """
+
+    y: Any
+    idx: Any
+
+
+class UniqueWithCounts(NamedTuple):
+    """Distinct entries, the index of each entry among them, and how often they occur.
+
+    Example:
+        >>> tf.unique_with_counts(jnp.array([3, 1, 3])).count
+        Array([2, 1], dtype=int32)
+    """
+
+    y: Any
+    idx: Any
+    count: Any
+
+
 def unique(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Any:
     """Return distinct entries in the order of appearance, and their indices; not in compiled code.
 
     Example:
         >>> tf.unique(jnp.array([3, 1, 3]))
-        (Array([3, 1], dtype=int32), Array([0, 1, 0], dtype=int32))
+        Unique(y=Array([3, 1], dtype=int32), idx=Array([0, 1, 0], dtype=int32))
     """
     values, index, _ = unique_with_counts(x, out_idx)
-    return values, index
+    return Unique(values, index)
 
 
 def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Any:
@@ -852,7 +877,7 @@ def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     result = values[order], place[index.ravel()].astype(out_idx), counts[order].astype(out_idx)
-    return result if library(x) is np else tuple(as_tensor(m) for m in result)
+    return UniqueWithCounts(*(result if library(x) is np else map(as_tensor, result)))
 
 
 def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:

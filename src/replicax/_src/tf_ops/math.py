@@ -1294,7 +1294,9 @@ def top_k(
     """
     value = as_tensor(input)
     if library(value) is np:
-        order = np.argsort(-value, -1, stable=True)[..., : int(k)]
+        # Reversed twice: equal entries keep their order, and no sign changes, which uint8 has not.
+        rising = np.argsort(value[..., ::-1], -1, stable=True)
+        order = (value.shape[-1] - 1 - rising[..., ::-1])[..., : int(k)]
         return TopK(np.take_along_axis(value, order, -1), order.astype(index_type))
     values, indices = jax.lax.top_k(value, int(k))
     return TopK(values, indices.astype(result_dtype(index_type)))

@@ -1,5 +1,6 @@
 """Functions of `tf.compat.v1` that version 2 does not have."""
 
+import importlib
 import logging as python_logging
 from collections import Counter
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 
 from replicax._src.random.random import normal, uniform
 from replicax._src.tf_ops.arrays import cast
+from replicax._src.tf_ops.core import as_tensors
+from replicax._src.tf_ops.math import divide, floordiv
 
 logger = python_logging.getLogger("replicax")
 
@@ -90,6 +93,59 @@ def to_bfloat16(x: Any, name: str | None = "ToBFloat16") -> Any:
         Array(1.5, dtype=bfloat16)
     """
     return cast(x, "bfloat16")
+
+
+def div(x: Any, y: Any, name: str | None = None) -> Any:
+    """Divide as Python 2 does: integers are rounded down.
+
+    Example:
+        >>> tf.compat.v1.div(-7, 2)
+        Array(-4, dtype=int32)
+        >>> tf.compat.v1.div(7.0, 2.0)
+        Array(3.5, dtype=float32)
+    """
+    is_of_integers = as_tensors(x, y)[0].dtype.kind in "iu"
+    return floordiv(x, y) if is_of_integers else divide(x, y)
+
+
+def random_normal_initializer(
+    mean: Any = 0.0, stddev: Any = 1.0, seed: Any = None, dtype: Any = np.float32
+) -> Any:
+    """Return Keras's initializer with the standard deviation of version 1, which is 1.
+
+    Example:
+        >>> tf.compat.v1.random_normal_initializer().stddev
+        1.0
+    """
+    return _initializers().RandomNormal(mean, stddev, seed)
+
+
+def random_uniform_initializer(
+    minval: Any = 0.0, maxval: Any = None, seed: Any = None, dtype: Any = np.float32
+) -> Any:
+    """Return Keras's initializer with the bounds of version 1, which are 0 and 1.
+
+    Example:
+        >>> tf.compat.v1.random_uniform_initializer().maxval
+        1.0
+    """
+    return _initializers().RandomUniform(minval, 1.0 if maxval is None else maxval, seed)
+
+
+def truncated_normal_initializer(
+    mean: Any = 0.0, stddev: Any = 1.0, seed: Any = None, dtype: Any = np.float32
+) -> Any:
+    """Return Keras's initializer with the standard deviation of version 1, which is 1.
+
+    Example:
+        >>> tf.compat.v1.truncated_normal_initializer().stddev
+        1.0
+    """
+    return _initializers().TruncatedNormal(mean, stddev, seed)
+
+
+def _initializers() -> Any:
+    return importlib.import_module("replicax").keras.initializers
 
 
 def random_uniform(

@@ -14,17 +14,21 @@ from replicax.compat.v1 import distribute
 
 if TYPE_CHECKING:
     from replicax._src.tf_ops.v1 import (
+        div,
         enable_control_flow_v2,
         enable_resource_variables,
         enable_tensor_equality,
         enable_v2_behavior,
         enable_v2_tensorshape,
         random_normal,
+        random_normal_initializer,
         random_uniform,
+        random_uniform_initializer,
         to_bfloat16,
         to_float,
         to_int32,
         to_int64,
+        truncated_normal_initializer,
     )
     from replicax.compat.v1 import logging, losses, train
 
@@ -32,6 +36,7 @@ __all__ = [
     "ConfigProto",
     "TensorInfo",
     "distribute",
+    "div",
     "enable_control_flow_v2",
     "enable_eager_execution",
     "enable_resource_variables",
@@ -41,12 +46,15 @@ __all__ = [
     "logging",
     "losses",
     "random_normal",
+    "random_normal_initializer",
     "random_uniform",
+    "random_uniform_initializer",
     "to_bfloat16",
     "to_float",
     "to_int32",
     "to_int64",
     "train",
+    "truncated_normal_initializer",
 ]
 
 __dir__ = __all__.copy
@@ -57,17 +65,21 @@ _HOMES = {
     "train": "replicax.compat.v1.train",
     **dict.fromkeys(
         (
+            "div",
             "enable_control_flow_v2",
             "enable_resource_variables",
             "enable_tensor_equality",
             "enable_v2_behavior",
             "enable_v2_tensorshape",
             "random_normal",
+            "random_normal_initializer",
             "random_uniform",
+            "random_uniform_initializer",
             "to_bfloat16",
             "to_float",
             "to_int32",
             "to_int64",
+            "truncated_normal_initializer",
         ),
         "replicax._src.tf_ops.v1",
     ),
