@@ -97,13 +97,15 @@ def constant(
         >>> rx.constant(["a", "b"])
         array([b'a', b'b'], dtype=object)
     """
+    array: Any
     if _is_of_texts(value):
-        texts = np.array(value, object)
-        encoded = [x.encode() if isinstance(x, str) else x for x in texts.reshape(-1)]
-        texts.reshape(-1)[:] = encoded
-        return texts if shape is None else _in_shape(texts, shape)
-    array = jnp.asarray(value, dtype=canonical_dtype(dtype))
-    return array if shape is None else _in_shape(array, shape)
+        array = np.array(value, object)
+        encoded = [x.encode() if isinstance(x, str) else x for x in array.reshape(-1)]
+        array.reshape(-1)[:] = encoded
+    else:
+        array = jnp.asarray(value, dtype=canonical_dtype(dtype))
+    made: jax.Array = array if shape is None else _in_shape(array, shape)
+    return made
 
 
 def _in_shape(array: Any, shape: Any) -> Any:
