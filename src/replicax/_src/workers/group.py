@@ -741,7 +741,7 @@ def end_process(why: str, code: int = 1) -> NoReturn:
 
 
 def _is_runtime_error(error: Exception) -> bool:
-    """Whether XLA raised it: a ValueError from small programs, JAX's runtime error from others."""
+    """Whether XLA raised an error: small programs raise ValueError, others JAX's runtime error."""
     text = str(error).lower()
     return (
         "gloo" in text
