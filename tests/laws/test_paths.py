@@ -174,6 +174,60 @@ def test_near_miss_of_a_url_is_refused_and_writes_nothing(name, url):
     assert os.listdir() == []
 
 
+UNFILLED = [
+    "~/run/x",
+    "{here}/~/x",  # what os.path.abspath makes of ~/x
+    "$HOME/x",
+    "runs/$SLURM_JOB_ID/x",
+    "runs/job-${{JOB}}/x",
+    "$(BUCKET)/x",  # of a Kubernetes manifest
+    "gs://$BUCKET/x",
+    "memory://bucket/{{run}}/x",  # of a string that should have been an f-string
+    "{{{{ ds }}}}/x",
+]
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_unfilled_variable_is_refused_and_writes_nothing(name):
+    for path in UNFILLED:
+        with pytest.raises(rx.errors.InvalidArgumentError, match=r"write \./"):
+            TAKES[name](path.format(here=os.getcwd()))
+
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    "path", ["x/Foo$Bar.class", "~$doc.docx", "price_$usd", "{a,b}", "step-{step:03d}", "a~", "$1"]
+)
+def test_names_that_resemble_variables_are_taken(path):
+    assert user_path(path) == local_path(path) == path
+
+
+@pytest.mark.parametrize("path", ["./~/x", "/data/./$HOME/x", "./{run}"])
+def test_folder_that_is_called_like_a_variable_can_be_named(path):
+    assert user_path(path) == local_path(path) == path
+
+
+class Named:
+    """A path-like object that is no `pathlib` path."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __fspath__(self):
+        return self.name
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("kind", [os.fsencode, Named, lambda url: Named(os.fsencode(url))])
+def test_urls_are_refused_in_every_type_of_paths(name, kind):
+    for url in ("r2d2://bucket/x", "gs:bucket/x", f"{os.getcwd()}/gs:/bucket/x"):
+        with pytest.raises(rx.errors.UnimplementedError):
+            TAKES[name](kind(url))
+
+    assert os.listdir() == []
+
+
 @given(text=st.text(alphabet="gs3:/. _a", max_size=12))
 def test_local_name_never_has_a_folder_that_ends_like_a_scheme(text):
     """Whatever is accepted as a local name creates no folder called ``gs:`` but after ``./``."""
@@ -251,6 +305,10 @@ def test_url_is_refused_where_only_local_files_are_taken(take):
         take("gs://bucket/x")
     with pytest.raises(rx.errors.UnimplementedError, match="behind a local folder"):
         take(f"{os.getcwd()}/gs:/bucket/x")
+
+    for path in ("~/x", "runs/$RUN/x"):
+        with pytest.raises(rx.errors.InvalidArgumentError, match=r"write \./"):
+            take(path)
 
     assert os.listdir() == []
     assert local_path("file:///tmp/x") == "/tmp/x"

@@ -20,6 +20,10 @@ _BUCKETS = {"abfs", "abfss", "az", "gcs", "gs", "memory", "oci", "oss", "r2", "s
 _REMOTE = _BUCKETS | {"hdfs", "http", "https"}
 _EXTRAS = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 _QUERIED = {"http", "https"}  # schemes whose URLs may have a query
+# Names that a shell, a manifest or an f-string would have replaced: ~, $RUN, ${run}, $(run), {run}.
+_UNFILLED = re.compile(
+    r"~|.*(\$?\{+ *[A-Za-z_]\w* *\}+|\$\(\w+\)|(?<![^_.=-])\$[A-Z_][A-Z0-9_]*\b).*|\$[A-Za-z_]\w*"
+)
 
 
 def user_path(path: Any) -> str:
@@ -33,7 +37,8 @@ def user_path(path: Any) -> str:
         UnimplementedError: No file system has that scheme. Treated as a local name, it would create
             a folder called ``gs:`` on this machine only.
         ModuleNotFoundError: The package of that file system is not installed.
-        InvalidArgumentError: The URL contains a password or a signature.
+        InvalidArgumentError: The URL contains a password or a signature; or a part of the path is
+            ``~``, or a variable such as ``$RUN`` that nothing has replaced.
 
     Example:
         >>> from replicax._src.files.paths import user_path
@@ -42,6 +47,7 @@ def user_path(path: Any) -> str:
     """
     text = os.fsdecode(path)
     found = _URL.match(text)
+    _refuse_unfilled(text, found)
     if found is not None:
         return _checked_url(text, found)
     if _CHAIN.match(text):
@@ -55,6 +61,7 @@ def local_path(path: Any) -> str:
 
     Raises:
         UnimplementedError: It is a URL.
+        InvalidArgumentError: As for `user_path`.
 
     Example:
         >>> from replicax._src.files.paths import local_path
@@ -63,8 +70,8 @@ def local_path(path: Any) -> str:
     """
     text = os.fsdecode(path)
     found = _URL.match(text)
+    _refuse_unfilled(text, found)
     if found is not None and not text.startswith("file:///"):
-        _refuse_secrets(found[2].lower(), text[found.end() :])
         raise _refused(text, found[2], "is a URL, and this function takes local files only")
     if found is None:
         _refuse_nearly_url(text)
@@ -101,7 +108,6 @@ def _checked_url(text: str, found: re.Match[str]) -> str:
     rest = text[found.end() :]
     if text.startswith("file:///"):
         return text.removeprefix("file://")
-    _refuse_secrets(scheme, rest)
     if chain:
         raise _refused(text, chain.split(":")[0], "is a chain of file systems")
     if scheme in ("file", "local"):
@@ -129,6 +135,29 @@ def _refuse_nearly_url(text: str) -> None:
     for i in range(1, len(parts) - 1):
         if _is_scheme(parts, i) and parts[i - 1] != ".":
             raise _refused(text, parts[i][:-1], "has a URL behind a local folder")
+
+
+def _refuse_unfilled(text: str, url: re.Match[str] | None) -> None:
+    """Raise for a part that a shell, a manifest or an f-string should have replaced.
+
+    It would be a folder called ``~`` in the current one, or ``$RUN``, which all runs share.
+    """
+    if url is not None and not text.startswith("file:///"):
+        _refuse_secrets(url[2].lower(), text[url.end() :])  # before a message that has the text
+    parts = text.split("/")
+    for i, part in enumerate(parts):
+        if parts[i - 1 : i] == ["."] or not _UNFILLED.fullmatch(part):
+            continue
+        if part == "~":
+            why = "only a shell replaces it, and not in words such as --directory=~/run"
+            how = "Pass os.path.expanduser(path)"
+        else:
+            why = "nothing has replaced that variable, and all runs would share a folder called so"
+            how = "Pass its value, for example os.path.expandvars(path) or an f-string"
+        raise InvalidArgumentError(
+            f"{text!r} has the part {part!r}: {why}. {how}. For a folder that is really called"
+            f" {part!r}, write ./{part}"
+        )
 
 
 def _is_scheme(parts: list[str], i: int) -> bool:

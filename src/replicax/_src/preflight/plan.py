@@ -244,8 +244,9 @@ def read_prices(path: str) -> dict[str, float]:
     Raises:
         OptionError: If the file is malformed.
     """
+    file = local_file(path) if path else None
     try:
-        read = json.loads(local_file(path).read_text()) if path else {}
+        read = json.loads(file.read_text()) if file else {}
     except ValueError:
         read = None
     if not isinstance(read, dict) or not all(isinstance(v, int | float) for v in read.values()):
