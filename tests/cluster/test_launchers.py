@@ -525,10 +525,19 @@ def test_mpirun_inside_a_slurm_step_wins(launched):
 
 
 @given(
-    first=st.integers(0, 10**6), second=st.integers(0, 10**6), name=st.sampled_from(["job", "step"])
+    first=st.integers(0, 10**6),
+    second=st.integers(0, 10**6),
+    variable=st.sampled_from(
+        [
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+            "SLURM_CLUSTER_NAME",
+            "SLURM_RESTART_COUNT",
+            "SLURM_STEP_LAUNCHER_PORT",  # of srun: two clusters may have the same name and ids
+        ]
+    ),
 )
-def test_tokens_of_different_slurm_jobs_differ(first, second, name):
-    variable = {"job": "SLURM_JOB_ID", "step": "SLURM_STEP_ID"}[name]
+def test_tokens_of_different_slurm_jobs_differ(first, second, variable):
     tokens = []
     for number in (first, second):
         facts = launchers._slurm({**LAUNCHERS["Slurm"][0], variable: str(number)})

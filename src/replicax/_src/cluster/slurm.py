@@ -18,6 +18,8 @@ from replicax._src.cluster.resolvers import AddressedResolver
 from replicax._src.cluster.spec import ClusterSpec
 
 _MOST_HOSTS = 100_000
+# Equal in all tasks of a step, and different in those of other clusters and attempts.
+_RUNS = ("SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT")
 
 
 class _Default(int):
@@ -147,12 +149,18 @@ class SlurmClusterResolver(AddressedResolver):
 def slurm_job(env: Mapping[str, str] = os.environ) -> str:
     """Return an id that the tasks of one job step share, and that no other step has.
 
+    The number of restarts tells a requeued job from tasks that its first attempt has left behind,
+    and the port of `srun` tells jobs of different Slurm clusters.
+
     Example:
         >>> from replicax._src.cluster.slurm import slurm_job
         >>> slurm_job({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
         '7.0'
+        >>> slurm_job({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"})
+        '7.0 1'
     """
-    return f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    step = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    return " ".join([step, *(env[name] for name in _RUNS if name in env)])
 
 
 def expand_hosts(text: str) -> list[str]:
