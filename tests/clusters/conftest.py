@@ -25,12 +25,12 @@ class Nodes(dict):
     def kill(self, name):
         """Kill a node's daemon, as if its machine were gone."""
         self._daemons[name].kill()
-        self._daemons.pop(name).wait(30)
+        self._daemons.pop(name).wait(300)
 
     def end(self):
         for daemon in self._daemons.values():
             daemon.terminate()
-            daemon.wait(30)
+            daemon.wait(300)
 
 
 def _daemon(command, environment):
@@ -102,7 +102,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 JobRequeue=1
 SlurmdTimeout=10
-KillWait=20
+KillWait=60
 UnkillableStepTimeout=60
 MinJobAge=600
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
@@ -132,7 +132,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:
-            daemon.wait(30)
+            daemon.wait(300)
 
 
 def wait_until_idle(environment, folder, names=2):
