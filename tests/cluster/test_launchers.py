@@ -207,6 +207,8 @@ SIGNS = {
     "PyTorch without a number": {"RANK": "0", "MASTER_ADDR": "localhost"},
     "PyTorch without ranks": {"MASTER_ADDR": "10.0.0.1"},
     "a rank on this machine": {"LOCAL_RANK": "1"},
+    "PyTorch with local variables only": {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+    "MPI with local variables only": {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"},
     "the rank of a node": {"NODE_RANK": "1"},
     "MaxText": {"JAX_COORDINATOR_IP": "a", "NNODES": "2", "NODE_RANK": "0"},
     "the rank of MPI": {"OMPI_COMM_WORLD_RANK": "0"},

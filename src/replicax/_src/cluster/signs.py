@@ -50,6 +50,14 @@ _COUNTS_AND_RANKS = {
 }
 # Set for every process that a Kubernetes Indexed Job or a PMIx launcher starts, without a count.
 _RANKS_WITHOUT_COUNT = ("JOB_COMPLETION_INDEX", "PMIX_RANK")
+# The number of processes on this machine.
+_LOCAL_COUNTS = (
+    "LOCAL_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MVP_COMM_WORLD_LOCAL_SIZE",
+)
 # Also set, to 0, for a process that is the only one of its machine or job.
 _RANKS_ABOVE_0 = (
     "LOCAL_RANK",
@@ -103,6 +111,8 @@ def multi_process_signs(env: Env, *, allocations: bool = True) -> Iterator[str]:
     if all(_number(env, name) != 1 for name in (*_COUNTS_AND_RANKS, "SLURM_STEP_NUM_TASKS")):
         yield from _unknown_launchers(env)
         yield from (f"{name}={env[name]}" for name in _RANKS_ABOVE_0 if _number(env, name))
+        several = (name for name in _LOCAL_COUNTS if (_number(env, name) or 0) > 1)
+        yield from (f"{name}={env[name]}" for name in several)
         if env.get("MASTER_ADDR", "localhost") not in _LOOPBACK:
             yield f"MASTER_ADDR={env['MASTER_ADDR']} without WORLD_SIZE"
 
