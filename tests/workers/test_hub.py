@@ -461,6 +461,7 @@ def _still_serves(address):
     ("other", "fault"),
     [
         (facts(0, 3), "The index 0 is claimed twice"),
+        (facts(0, 3), "under `if __name__ == '__main__':`"),
         (facts(1, 2), "was started for a cluster of 2 workers, and worker 0 for one of 3"),
         (facts(7, 3), "worker 7 (pid"),
         (facts(1, 3, versions={"jax": "2"}), "runs jax 2, and worker 0"),

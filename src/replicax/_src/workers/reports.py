@@ -220,7 +220,9 @@ def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: 
     if other := present.get(facts["index"]):
         return (
             f"The index {facts['index']} is claimed twice: by {name_of(other)} and by {who}. Give"
-            " every worker an index of its own (the task index in TF_CONFIG)."
+            " every worker an index of its own (the task index in TF_CONFIG). If one process"
+            " started the other (multiprocessing imports the program again), create the strategy"
+            " under `if __name__ == '__main__':`."
         )
     if is_over:
         return f"{who} came too late: all {size} workers had joined already, or one had left again."
