@@ -429,6 +429,25 @@ def test_workers_do_not_wait_for_one_that_has_ended_before_it_came(tmp_path, cod
         assert re.search(rf"worker {index} \(.*\) exited with code 1", said)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "warns"),
+    [
+        ("get_strategy()", True),
+        ("MirroredStrategy()", True),
+        ("MultiWorkerMirroredStrategy(alone=True)", False),
+        ("MultiWorkerMirroredStrategy()", False),
+    ],
+)
+def test_workers_that_never_look_for_each_other_are_reported(tmp_path, strategy, warns):
+    program = written(tmp_path, f"import replicax as rx; rx.distribute.{strategy}")
+
+    done = launch("--workers", "2", program)
+
+    assert done.returncode == 0, done.stderr
+    warned = "2 of 2 workers have completed the program without a strategy" in done.stderr
+    assert warned == warns
+
+
 def test_no_folder_for_temporary_files_is_reported(tmp_path):
     program = written(tmp_path, "print('here')")
 

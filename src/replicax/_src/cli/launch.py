@@ -328,6 +328,7 @@ def _attempt(
             code, story = culprit.code, _story(culprit, gang.workers)
         story += _agree(seat, options, code) + _leave_out(culprit, gang, options)
         _wait_for_others(hub, options, has_failed=culprit is not None)
+        _warn_of_separate(gang, options.members.size, folder)
         is_over = True
     finally:
         for part in (seat, hub):
@@ -375,6 +376,19 @@ def _leave_out(first: Worker | None, gang: Gang, options: argparse.Namespace) ->
     position = gang.workers.index(_culprit(first, gang.workers))
     without = options.members.blame(options.members.slots[position])
     return f"\n{without.capitalize()}." if without else ""
+
+
+def _warn_of_separate(gang: Gang, size: int, folder: Path) -> None:
+    """Warn if workers have completed the program without looking for the others."""
+    done = [w for w in gang.workers if w.process.returncode == 0]
+    alone = [w for w in done if not leases.has_looked(folder, w.process.pid)]
+    if alone and size > 1:
+        _say(
+            f"WARNING: {len(alone)} of {size} workers have completed the program"
+            " without a strategy that connects them. If it trains, each has trained a separate"
+            " model. For one model, create rx.distribute.MultiWorkerMirroredStrategy() first, and"
+            " the model in its scope; for separate ones, write alone=True."
+        )
 
 
 def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:

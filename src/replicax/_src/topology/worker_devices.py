@@ -2,7 +2,7 @@
 
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.topology.devices import name_task
-from replicax._src.workers import start
+from replicax._src.workers import leases, start
 from replicax._src.workers.group import Group
 
 
@@ -16,6 +16,7 @@ def join_workers(facts: ClusterFacts) -> Group | None:
         RollCallError: If not all workers join.
         ScopeError: If JAX is already initialized, or this process belongs to another cluster.
     """
+    leases.note_cluster()
     if facts.num_workers == 1:
         return None
     group = start.start(facts)

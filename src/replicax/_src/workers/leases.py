@@ -2,6 +2,7 @@
 
 The launcher passes its workers the name of a folder. A worker that was asked to stop writes a file
 there, named after its session id; the launcher, or its guard, waits until the lease expires.
+Another file notes that the worker has looked for its cluster.
 """
 
 import contextlib
@@ -46,6 +47,18 @@ def take(seconds: float, what: str) -> None:
         draft.replace(path)
 
 
+def note_cluster() -> None:
+    """Note for this worker's launcher, if any, that the program has looked for its cluster."""
+    if folder := os.environ.get(VARIABLE):
+        with contextlib.suppress(OSError):
+            _mark(Path(folder), os.getsid(0)).touch()
+
+
+def has_looked(folder: Path, session: int) -> bool:
+    """Whether a program in a worker's session has looked for its cluster."""
+    return _mark(folder, session).exists()
+
+
 def announce_end(folder: Path | None) -> None:
     """Announce to the workers that the launcher is about to end all of them, not one."""
     if folder is not None:
@@ -72,3 +85,7 @@ def find(folder: Path | None, session: int) -> Lease | None:
 
 def _path(folder: Path, session: int) -> Path:
     return folder / f"lease-{session}.json"
+
+
+def _mark(folder: Path, session: int) -> Path:
+    return folder / f"cluster-{session}"
