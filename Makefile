@@ -235,7 +235,7 @@ $(VENV)-foreign/.done: pyproject.toml
 $(VENV)-clusters/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clusters
 	$(call INSTALL,$(VENV)-clusters,test,$(TORCH) 'ray[train]' distributed kubernetes kubernetes-validate \
-	    kubeflow-trainer-api submitit -e .)
+	    kubeflow-trainer-api submitit ipyparallel -e .)
 	$(VENV)-clusters/bin/python $(PIP_INSTALL) --target $(VENV)-clusters/mpi4py mpi4py  # for some tests only
 	touch $@
 

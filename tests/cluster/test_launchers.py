@@ -504,6 +504,17 @@ def test_task_of_spark_is_refused(monkeypatch):
         resolve_cluster()
 
 
+@pytest.mark.parametrize("is_engine", [True, False])
+def test_engine_of_ipyparallel_is_refused(monkeypatch, is_engine):
+    app = SimpleNamespace(IPEngine=SimpleNamespace(initialized=lambda: is_engine))
+    monkeypatch.setitem(sys.modules, "ipyparallel.engine.app", app)
+    if not is_engine:  # a client that has imported it
+        assert resolve_cluster().num_workers == 1
+        return
+    with pytest.raises(ClusterError, match=r"an engine of ipyparallel.*JAX_COORDINATOR_ADDRESS"):
+        resolve_cluster()
+
+
 @pytest.mark.parametrize(("count", "initialized"), [(2, True), (1, True), (2, False)])
 def test_process_group_of_torch_is_a_sign(monkeypatch, count, initialized):
     torch = SimpleNamespace(

@@ -144,11 +144,13 @@ def with_torch():
     return "its variables", start
 
 
-def dask():
+def tasks_of(library, name):
+    """A row whose two processes are tasks of a Python library."""
+
     def start(stack, folder, _):
-        if importlib.util.find_spec("distributed") is None:
-            pytest.skip("make test-clusters installs Dask")
-        program = [sys.executable, "-m", "tests.multi_process.under_dask"]
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"make test-clusters installs {library}")
+        program = [sys.executable, "-m", f"tests.multi_process.{name}"]
         paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
         yield started(program, environment(PYTHONPATH=paths))
 
@@ -264,7 +266,8 @@ ENVIRONMENTS = {
     "Ray Train, `rx.integrations.ray.Config()`": ray("backend"),
     "Ray actors with `TF_CONFIG`": ray("actors"),
     "Ray actors without it": ray("bare actors"),
-    "Dask tasks": dask(),
+    "Dask tasks": tasks_of("distributed", "under_dask"),
+    "ipyparallel engines": tasks_of("ipyparallel", "under_ipyparallel"),
     "Open MPI": launched(OPEN_MPI, "mpirun.openmpi"),
     "MPICH, Intel MPI": launched(MPICH, "mpirun.mpich"),
     "MPICH on several hosts": variables({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}, rank="PMI_RANK"),

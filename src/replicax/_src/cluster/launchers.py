@@ -103,6 +103,8 @@ def _library_signs(*, ask: bool) -> Iterator[str]:
         yield "Ray started it as an actor or a task"
     if _is_dask_task():
         yield "a Dask worker runs it as a task"
+    if _is_engine_of_ipyparallel():
+        yield "an engine of ipyparallel runs it"
     if _is_spark_task():
         yield "a Spark executor runs it as a task"
     if (processes := _torch_processes()) > 1:
@@ -690,6 +692,12 @@ def _is_dask_task() -> bool:
         return distributed is not None and distributed.get_worker() is not None
     except ValueError:
         return False
+
+
+def _is_engine_of_ipyparallel() -> bool:
+    """Whether this process is an engine of an ipyparallel cluster."""
+    app: Any = sys.modules.get("ipyparallel.engine.app")
+    return app is not None and bool(app.IPEngine.initialized())
 
 
 def _is_spark_task() -> bool:
