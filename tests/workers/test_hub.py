@@ -444,7 +444,7 @@ def test_no_message_of_a_worker_ends_the_hub(messages):
 
 @pytest.fixture(scope="module")
 def served():
-    with hub(100_000) as address:
+    with hub(100_000, join_timeout=3600.0) as address:
         yield address
 
 
