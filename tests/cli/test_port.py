@@ -804,6 +804,13 @@ def test_names_and_arguments_of_version_1_keep_their_meaning(line, result):
     assert scope["x"] == result
 
 
+@pytest.mark.parametrize("name", ["resize_bilinear", "resize_bicubic", "resize_nearest_neighbor"])
+def test_the_advice_on_resizing_in_version_1_says_that_numbers_differ(name):
+    [mark] = port(f"import tensorflow.compat.v1 as tf\ny = tf.image.{name}(x, [2, 2])\n").marks
+
+    assert mark.words.endswith("version 1 at their corners: the numbers differ.")
+
+
 def test_the_choice_of_rows_in_version_1_is_marked():
     words = "replicax port: look at jnp.where: the same for a condition of the shape of `x`."
 

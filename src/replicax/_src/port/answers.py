@@ -29,6 +29,9 @@ _SUMMARY = (
     "Write `rx.summary.{name}(tag, data, step=step)` under `rx.summary.create_file_writer(folder)"
     ".as_default()`, outside of compiled functions."
 )
+_OTHER_PIXELS = (
+    "It samples at the centers of pixels, version 1 at their corners: the numbers differ."
+)
 _PRIVATE = (
     "It is a private part of TensorFlow. Use what `tf` itself offers for it: see the list of names"
     " in docs/symbols.md."
@@ -273,9 +276,11 @@ ADVICE = {
         "Write `tf.image.non_max_suppression` for each class and image, outside of compiled code."
     ),
     "image.non_max_suppression_with_scores": "Write `tf.image.non_max_suppression`.",
-    "image.resize_nearest_neighbor": 'Write `tf.image.resize(images, size, "nearest")`.',
-    "image.resize_bilinear": "Write `tf.image.resize(images, size)`.",
-    "image.resize_bicubic": 'Write `tf.image.resize(images, size, "bicubic")`.',
+    "image.resize_nearest_neighbor": (
+        f'Write `tf.image.resize(images, size, "nearest")`. {_OTHER_PIXELS}'
+    ),
+    "image.resize_bilinear": f"Write `tf.image.resize(images, size)`. {_OTHER_PIXELS}",
+    "image.resize_bicubic": f'Write `tf.image.resize(images, size, "bicubic")`. {_OTHER_PIXELS}',
     "compat.v1.image.sample_distorted_bounding_box": (
         "Write `tf.image.sample_distorted_bounding_box`, without `seed2`."
     ),
