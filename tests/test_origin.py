@@ -1,5 +1,6 @@
 """Which code counts as a library: never the user's, wherever the user keeps it."""
 
+import importlib
 import sys
 import sysconfig
 import zipfile
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -102,3 +104,50 @@ def test_changed_code_in_a_project_under_a_librarys_prefix_is_seen(tmp_path, fol
         seen.append(int(done.stdout))
 
     assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("name", ["sched", "netrc"])
+def test_a_users_module_may_have_a_name_of_the_standard_library(tmp_path, monkeypatch, name):
+    (tmp_path / f"{name}.py").write_text(
+        """
+import collections
+class Unit(float):
+    __slots__ = ("scale",)
+class Deck(collections.deque):
+    __slots__ = ("scale",)
+class Table(dict):
+    __slots__ = ("scale",)
+class Config:
+    def __eq__(self, other):
+        return isinstance(other, Config)
+    def __hash__(self):
+        return 1
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    users = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, users)
+    function = rx.function(lambda x, config: x * config.scale)
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(8).batch(2))
+    found, in_replicas = [], []
+
+    for kind in (users.Unit, users.Deck, users.Table, users.Config):
+        for scale in (2, 3):
+            config = kind()
+            config.scale = scale
+            found.append(int(function(jnp.ones((), int), config)))
+
+    @rx.function
+    def epoch():
+        config, iterator = users.Config(), iter(batches)
+        for config.scale in (2, 3, 4):
+            ones = strategy.run(lambda x: config.scale + x[:0].sum(), (next(iterator),))
+            in_replicas.append(int(strategy.experimental_local_results(ones)[0]))
+
+    epoch()
+
+    assert not origin.is_standard_module(name)
+    assert found == [2, 3] * 4
+    assert in_replicas == [2, 3, 4]

@@ -42,6 +42,20 @@ def is_library(file: str) -> bool:
     return is_in(file, _STANDARD) and _first_name(file, _STANDARD) in _STANDARD_NAMES
 
 
+def is_library_module(name: str) -> bool:
+    """Whether the code of the loaded module ``name`` is a library's."""
+    module = sys.modules.get(name)
+    file: str | None = getattr(module, "__file__", None)
+    if file is None:  # a builtin module has a spec; a module object created by user code has none
+        return getattr(module, "__spec__", None) is not None
+    return is_library(file)
+
+
+def is_standard_module(name: str) -> bool:
+    """Whether the loaded module ``name`` is Python's own, not a user's file of the same name."""
+    return name.partition(".")[0] in sys.stdlib_module_names and is_library_module(name)
+
+
 def _first_name(file: str, folder: str) -> str:
     """Return the module or package right below ``folder`` that ``file`` is part of."""
     return os.path.relpath(file, folder).split(os.sep)[0].partition(".")[0]

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._src.base.origin import is_library
+from replicax._src.base.origin import is_library, is_standard_module
 from replicax._src.values.per_replica import is_opaque
 
 # Classes with methods that are `rx.function`s: their instances are identified by `id`, and their
@@ -219,7 +219,9 @@ def slot_names(kind: Any, known: Any = ()) -> list[str]:
     found = []
     for base in kind.__mro__:
         named = vars(base).get("__slots__", ())
-        if not named or (known and (base in _several(known) or _is_standard(base))):
+        if not named or (
+            known and (base in _several(known) or is_standard_module(str(base.__module__)))
+        ):
             continue
         for name in [named] if isinstance(named, str) else list(named):
             if not name.endswith("__"):
@@ -237,10 +239,6 @@ def _is_of_library(kind: Any) -> bool:
     """Whether a class is defined by Python, replicax or an installed library."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and is_library(file)
-
-
-def _is_standard(kind: Any) -> bool:
-    return _home(kind) in sys.stdlib_module_names
 
 
 def _is_cached(kind: Any, name: str) -> bool:

@@ -7,7 +7,6 @@ it has no value afterwards.
 
 import functools
 import operator
-import sys
 from collections import ChainMap, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, ValuesView
 from types import (
@@ -26,7 +25,7 @@ import numpy as np
 
 from replicax._src.base.closures import captured, content
 from replicax._src.base.errors import TracingError
-from replicax._src.base.origin import is_library as is_library_file
+from replicax._src.base.origin import is_library_module, is_standard_module
 from replicax._src.functions.cache_keys import (
     Identity,
     describe_key,
@@ -353,11 +352,7 @@ def is_library(module: Any) -> bool:
         return False
     if module.split(".")[0] in ("replicax", "jax", "jaxlib", "numpy"):
         return True
-    found = sys.modules.get(module)
-    file: str | None = getattr(found, "__file__", None)
-    if file is None:  # a C module has a spec; a module object created by user code has none
-        return getattr(found, "__spec__", None) is not None
-    return is_library_file(file)
+    return is_library_module(module)
 
 
 @functools.cache
@@ -392,8 +387,7 @@ def _is_opaque(kind: Hashable) -> bool:
 @functools.cache
 def _is_standard_value(kind: Any) -> bool:
     """Whether instances of a standard library class compare by value: dates, paths, ..."""
-    is_standard = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-    return is_standard and kind.__hash__ not in (None, object.__hash__)
+    return is_standard_module(str(kind.__module__)) and kind.__hash__ not in (None, object.__hash__)
 
 
 def _can_change(x: Any) -> bool:
