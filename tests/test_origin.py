@@ -1,6 +1,7 @@
 """Which code counts as a library: never the user's, wherever the user keeps it."""
 
 import importlib
+import json
 import sys
 import sysconfig
 import zipfile
@@ -104,6 +105,105 @@ def test_changed_code_in_a_project_under_a_librarys_prefix_is_seen(tmp_path, fol
         seen.append(int(done.stdout))
 
     assert seen[0] != seen[1]
+
+
+REACHED = """
+import {package} as helper, {package}.inner, json, replicax as rx
+from {package} import (Color, Point, Row, Scale, Scaled, double, nested)
+from {package}.inner import thrice
+
+def imported(x):
+    from {package} import double
+    return double(x)
+
+def imported_module(x):
+    import {package}.inner
+    return {package}.inner.thrice(x)
+
+ways = {{
+    "function": double,
+    "function of a module": lambda x: helper.double(x),
+    "function of an inner module": lambda x: helper.inner.thrice(x),
+    "number of a module": lambda x: x * helper.scale,
+    "static method": lambda x: Scale.double(x),
+    "class of a module": lambda x: helper.Scale()(x),
+    "method of a class": lambda x: Scale()(x),
+    "base class": lambda x: Scaled()(x),
+    "enum": lambda x: x * Color.RED.value,
+    "dataclass": lambda x: Point(x)(),
+    "instance of a dataclass": Point(2).times,
+    "named tuple": lambda x: Row(x).double(),
+    "function that calls a module": nested,
+    "imported": imported,
+    "imported module": imported_module,
+    "ellipsis": lambda x: double(x)[..., None],
+}}
+found = {{k: rx.data.Dataset.range(3).map(way).fingerprint() for k, way in ways.items()}}
+print(json.dumps({{name: int(value) for name, value in found.items()}}))
+"""
+HELPER = """
+import dataclasses, enum, typing
+from . import inner
+scale = {factor}
+def double(x):
+    return x * {factor}
+def nested(x):
+    return inner.thrice(x)
+class Scale:
+    static = property(lambda self: 1)
+    @staticmethod
+    def double(x):
+        return x * {factor}
+    def __call__(self, x):
+        return x * {factor}
+class Scaled(Scale):
+    pass
+class Color(enum.Enum):
+    RED = {factor}
+@dataclasses.dataclass
+class Point:
+    at: object
+    others: list = dataclasses.field(default_factory=list)
+    def __call__(self):
+        return self.at * {factor}
+    def times(self, x):
+        return x * self()
+class Row(typing.NamedTuple):
+    x: object
+    def double(self):
+        return self.x * {factor}
+"""
+
+
+def test_fingerprints_see_changed_code_however_a_function_reaches_it(tmp_path):
+    package = "helping"
+    (tmp_path / package).mkdir()
+
+    def run(factor):
+        folder = tmp_path / package
+        (folder / "__init__.py").write_text(HELPER.format(factor=factor))
+        (folder / "inner.py").write_text(f"def thrice(x):\n    return x * {factor}\n")
+        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        done = run_fresh(program + REACHED.format(package=package), PYTHONDONTWRITEBYTECODE="1")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    first, same, other = run(2), run(2), run(3)
+
+    assert same == first  # in another process
+    assert [way for way in first if first[way] == other[way]] == []
+
+
+def test_a_fingerprint_sees_the_end_of_a_long_chain_of_functions():
+    def chain(end):
+        made = {"end": lambda x: x * end}
+        for i in range(300):
+            following = f"f{i - 1}" if i else "end"
+            exec(f"def f{i}(x): return {following}(x)", made)
+        return rx.data.Dataset.range(3).map(made["f299"]).fingerprint()
+
+    assert chain(2) == chain(2)
+    assert chain(2) != chain(3)
 
 
 @pytest.mark.parametrize("name", ["sched", "netrc"])

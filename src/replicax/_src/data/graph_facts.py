@@ -4,20 +4,34 @@
 - `fingerprint_of`: a hash of a graph; equal fingerprints mean equal elements.
 """
 
+import dis
+import functools
 import hashlib
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections import deque, namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from importlib.util import resolve_name
+from types import (
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
 
 from replicax._src.base.closures import UNSET, captured
-from replicax._src.base.origin import is_library
+from replicax._src.base.origin import is_library, is_library_module
 from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax._src.base.types import TensorSpec, TypeSpec
 from replicax._src.data.deep_pipelines import needs_stack, on_new_stack
@@ -26,7 +40,7 @@ from replicax._src.data.node import Node
 from replicax._src.data.seeds import Run, Seeds
 from replicax._src.data.structure import Structure, flatten, map_leaves
 from replicax._src.data.tracing import TraceOutcome, Verdict, traced
-from replicax._src.data.user_functions import ElementFunction
+from replicax._src.data.user_functions import ElementFunction, all_codes
 
 
 class Known:
@@ -153,6 +167,9 @@ _serial = itertools.count()
 _tokens: dict[int, tuple[weakref.ref[Any], str]] = {}  # by identity: equal objects may differ
 _pinned: list[Any] = []  # objects without weak references, kept alive so their ids stay unique
 _COMPOSITE = (MethodType, partial, Node, ElementFunction, Seeds)
+_WITH_REPR = (bool, int, float, complex, str, bytes, np.dtype, EllipsisType)
+# With these, the code of a function does not show which members of a module it uses.
+_DYNAMIC_LOOKUPS = frozenset({"getattr", "vars", "__dict__", "eval", "exec"})
 # Fields of nodes that are caches or describe the elements rather than determine them.
 _IGNORED_FIELDS = frozenset({"known_spec", "known_inner", "memory", "last", "wrap", "declared"})
 
@@ -160,11 +177,14 @@ _IGNORED_FIELDS = frozenset({"known_spec", "known_inner", "memory", "last", "wra
 def fingerprint_of(node: Node) -> np.uint64:
     """Return a hash that two graphs share only if they produce the same elements.
 
-    Values are hashed by value, functions by their code and the objects they reference. Any other
-    object is hashed by identity, so a different object or process gives a different hash.
+    Values are hashed by value, functions and classes by their code and the objects they reference:
+    of a user's module, the members that the code names. Libraries are hashed by their version. Any
+    other object is hashed by identity, so a different object or process gives a different hash.
     """
     digest = hashlib.sha256()
-    _GraphHasher(digest).add(node)
+    hasher = _GraphHasher(digest)
+    hasher.add(node)
+    hasher.finish()
     return np.uint64(int.from_bytes(digest.digest()[:8], "little"))
 
 
@@ -174,12 +194,13 @@ class _GraphHasher:
     def __init__(self, digest: Any) -> None:
         self._digest = digest
         self._visited: dict[int, int] = {}
+        self._waiting: deque[Any] = deque()
         self._alive: list[Any] = []  # keeps visited objects alive, so ids are not reused
 
     def add(self, value: Any) -> None:
         """Hash `value` and everything it contains."""
         self._update(type(value).__qualname__)
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype)):
+        if value is None or isinstance(value, _WITH_REPR):
             self._update(repr(value))
         elif isinstance(value, (np.ndarray, np.generic)):
             self._add_array(np.asarray(value))
@@ -188,12 +209,21 @@ class _GraphHasher:
         else:
             self._visited[id(value)] = len(self._visited)
             self._alive.append(value)
-            if isinstance(value, Node) and needs_stack(value):
+            if isinstance(value, (FunctionType, type)):
+                self._waiting.append(value)  # a chain of calls may be deeper than Python's stack
+            elif isinstance(value, Node) and needs_stack(value):
                 on_new_stack(partial(self._add_parts, value))
             else:
                 self._add_parts(value)
 
+    def finish(self) -> None:
+        """Hash the functions and classes that were found, and those that they reference."""
+        while self._waiting:
+            self._add_parts(self._waiting.popleft())
+
     def _add_parts(self, value: Any) -> None:  # noqa: C901 - one case for each kind of value
+        if not _is_of_library(type(value)):
+            self.add(type(value))
         if isinstance(value, (tuple, list)):
             self._add_all(value)
         elif isinstance(value, (set, frozenset)):
@@ -210,8 +240,10 @@ class _GraphHasher:
             self._add_all(_parts_of(value))
         elif isinstance(value, TypeSpec):
             self._update(repr(value))
-        elif isinstance(value, (type, ModuleType)):
-            self._update(f"{getattr(value, '__module__', '')}.{value.__name__}")
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, ModuleType) and is_library_module(value.__name__):
+            self._update(value.__name__)
         elif is_dataclass(value):
             self._add_all(getattr(value, field.name) for field in fields(value))
         else:
@@ -232,11 +264,49 @@ class _GraphHasher:
             self._digest.update(np.ascontiguousarray(array).tobytes())
 
     def _add_function(self, function: FunctionType) -> None:
-        scope = function.__globals__
-        names = [name for name in _all_names(function.__code__) if name in scope]
-        self._add_all((function.__code__, function.__defaults__, function.__kwdefaults__))
-        self._add_all(x for x in captured(function).values() if x is not UNSET)
-        self._add_all(scope[name] for name in names)
+        scope, code = function.__globals__, function.__code__
+        names = _all_names(code)
+        self._add_all((code, function.__defaults__, function.__kwdefaults__))
+        found = [x for x in captured(function).values() if x is not UNSET]
+        found += [scope[name] for name in names if name in scope]
+        found += _imported(code, scope)
+        self._update(f"{len(found)} references")
+        for x in found:
+            self._add_used(x, names, set())
+
+    def _add_used(self, value: Any, names: Sequence[str], modules: set[int]) -> None:
+        """Hash an object that a function references; of a user's module, the members it names."""
+        if not isinstance(value, ModuleType) or is_library_module(value.__name__):
+            self.add(value)
+        elif id(value) not in modules:
+            modules.add(id(value))
+            self._update(value.__name__)
+            members = {name: vars(value)[name] for name in names if name in vars(value)}
+            if not members or not _DYNAMIC_LOOKUPS.isdisjoint(names):
+                self._update(_token(value))
+            for name, member in members.items():
+                self._update(name)
+                self._add_used(member, names, modules)
+
+    def _add_class(self, kind: Any) -> None:
+        self._update(f"{kind.__module__}.{kind.__qualname__}")
+        if _is_of_library(kind):
+            return
+        self._add_all(kind.__bases__)
+        if issubclass(kind, Enum):
+            self._add_all((x.name, x.value) for x in kind)
+        if "__dataclass_fields__" in vars(kind):
+            for field in fields(kind):
+                found = (field.name, field.default, field.default_factory)
+                self._add_all("" if x is MISSING else x for x in found)
+        for name, value in _written_members(kind).items():
+            self._update(name)
+            if isinstance(value, (staticmethod, classmethod)):
+                self.add(value.__func__)
+            elif isinstance(value, property):
+                self._add_all((value.fget, value.fset, value.fdel))
+            else:
+                self.add(value.func if isinstance(value, functools.cached_property) else value)
 
     def _update(self, text: str) -> None:
         data = text.encode()
@@ -262,6 +332,78 @@ def _parts_of(value: Any) -> tuple[Any, ...]:
     return tuple(vars(part) if type(part).__name__ == "ArraySource" else part for part in parts)
 
 
+def _is_of_library(kind: type) -> bool:
+    return is_library_module(str(kind.__module__))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What Python adds to the table of a class.
+_RECORDS = _words(
+    """
+    __dict__ __weakref__ __doc__ __module__ __qualname__ __annotations__ __annotate__
+    __annotate_func__ __annotations_cache__ __conditional_annotations__ __dataclass_fields__
+    __dataclass_params__ __firstlineno__ __static_attributes__ __parameters__ __orig_bases__
+    __type_params__ __abstractmethods__ _abc_impl
+    """
+)
+# The methods that decorators and base classes write for dataclasses, named tuples and enums.
+_GENERATED = _words(
+    """
+    __init__ __new__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__
+    __replace__ __getnewargs__ __getstate__ __setstate__ __reduce_ex__ __format__ __str__
+    _make _replace _asdict
+    """
+)
+_FIELD_DESCRIPTORS = (
+    MemberDescriptorType,
+    GetSetDescriptorType,
+    type(namedtuple("_", "field").field),  # type: ignore[attr-defined]
+)
+
+
+def _written_members(kind: Any) -> dict[str, Any]:
+    """Return what the body of a class defines, without what Python generates."""
+    is_enum = issubclass(kind, Enum)
+    is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    generated = _GENERATED if is_enum or is_named_tuple or is_dataclass(kind) else frozenset()
+    left_out = _RECORDS | (frozenset(kind.__members__) if is_enum else frozenset())
+    return {
+        name: x
+        for name, x in vars(kind).items()
+        if name not in left_out
+        and not isinstance(x, _FIELD_DESCRIPTORS)
+        and not (is_enum and name.startswith("_") and not isinstance(x, FunctionType))
+        and not (name in generated and _is_generated(x))
+    }
+
+
+def _is_generated(x: Any) -> bool:
+    function = getattr(x, "__func__", x)
+    return not isinstance(function, FunctionType) or is_library(function.__code__.co_filename)
+
+
+def _imported(code: CodeType, scope: Mapping[str, Any]) -> list[Any]:
+    """Return the modules that a function imports when it runs."""
+    found: list[Any] = []
+    for part in all_codes(code):
+        steps = [x for x in dis.get_instructions(part) if x.opname != "EXTENDED_ARG"]
+        for i, step in enumerate(steps):
+            if step.opname != "IMPORT_NAME":
+                continue
+            level, name = steps[i - 2].argval, str(step.argval)
+            with suppress(ImportError):  # the import itself will fail
+                name = resolve_name("." * level + name, scope.get("__package__"))
+            module = sys.modules.get(name)
+            if module is not None:
+                found.append(module)
+            elif name.partition(".")[0] not in sys.stdlib_module_names:
+                found.append(_token(part))  # not imported yet
+    return found
+
+
 def _all_names(code: CodeType) -> list[str]:
     inside = (_all_names(part) for part in code.co_consts if isinstance(part, CodeType))
     return sorted({*code.co_names, *(name for names in inside for name in names)})
@@ -269,12 +411,12 @@ def _all_names(code: CodeType) -> list[str]:
 
 def _installed_name(value: Any) -> str:
     """Return the qualified name and version of a library function; "" for user code."""
-    home = sys.modules.get(str(getattr(value, "__module__", None)))
-    file = getattr(home, "__file__", None) or ""
+    module = str(getattr(value, "__module__", None))
+    home = sys.modules.get(module)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
     if home is None or home is sys.modules.get("__main__") or not callable(value):
         return ""
-    if file and not is_library(file):
+    if not is_library_module(module):
         return ""
     found: Any = home
     for part in str(name).split("."):

@@ -153,8 +153,9 @@ class Caching(Root[T_co]):
     def fingerprint(self) -> np.uint64:
         """Return a hash that two datasets share only if they have the same elements.
 
-        Arrays, numbers and explicit seeds are compared by value, functions by their code and the
-        objects they refer to, and any other object by identity. Transformations that are random
+        Arrays, numbers and explicit seeds are compared by value, functions and classes by their
+        code and the objects they refer to, also through modules, installed libraries by their
+        version, and any other object by identity. Transformations that are random
         without a seed compare as equal. Datasets that compute the same elements in different ways
         may have different hashes.
 
