@@ -1,6 +1,7 @@
 """The JAX that is installed still has what replicax asks of its inside."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 
@@ -14,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._src.compat import jax as _jax_private
 from replicax._src.functions.recording import recorded
+from replicax._src.state.levels import trace_key
 from tests.fresh_process import run_fresh
 
 WANTED = {
@@ -55,6 +57,38 @@ def test_what_is_needed_is_there(module, names):
     found = importlib.import_module(module)
 
     assert [name for name in names if not hasattr(found, name)] == []
+
+
+def test_private_objects_have_the_attributes_that_are_used():
+    inside = importlib.import_module
+    cpu = inside("jax._src.xla_bridge")._backend_factories["cpu"]
+    state = inside("jax._src.distributed").global_state
+    folding = inside("jax._src.config").eager_constant_folding
+
+    assert [x.shape for x in jnp.ones(2)._arrays] == [(2,)]
+    assert dataclasses.is_dataclass(cpu)
+    assert callable(cpu.factory)
+    for name in ("client", "process_id", "num_processes", "coordinator_address"):
+        assert hasattr(state, name)
+    assert all(map(inspect.isclass, inside("jax._src.clusters").ClusterEnv._cluster_types))
+    assert folding in _jax_private._inventory.states()
+    assert trace_key._obj in _jax_private._inventory.user_states()
+    assert all(map(callable, (folding.get_local, folding.set_local)))
+
+
+def test_an_interrupted_trace_leaves_neither_jaxs_states_nor_replicaxs_key_changed():
+    folding = importlib.import_module("jax._src.config").eager_constant_folding
+    before = trace_key.value, folding.value
+
+    def interrupted():
+        trace_key("an ended trace").__enter__()
+        folding(True).__enter__()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _jax_private.undisturbed(interrupted)
+
+    assert (trace_key.value, folding.value) == before
 
 
 def test_every_private_name_is_wanted():

@@ -58,6 +58,7 @@ class _Inventory:
         self._searched: set[str] = set()
         self._primitives: dict[int, Any] = {}
         self._states: dict[int, Any] = {}
+        self._user_states: dict[int, Any] = {}
 
     def primitives(self) -> Mapping[int, Any]:
         """Return JAX's own primitives, by id."""
@@ -69,24 +70,32 @@ class _Inventory:
         self._search()
         return self._states.values()
 
+    def user_states(self) -> Iterable[Any]:
+        """Return the states of `jax.make_user_context`, such as replicax's key of trace caches."""
+        self._search()
+        return self._user_states.values()
+
     def _search(self) -> None:
         if len(self._searched) == len(sys.modules):
             return
         kind: Any = getattr(getattr(_config, "config_ext", None), "Config", ())
         for name, module in list(sys.modules.items()):
-            if name in self._searched or not name.startswith(("jax.", "replicax.")):
-                self._searched.add(name)
-                continue
+            if name not in self._searched and name.startswith(("jax.", "replicax.")):
+                for x in list(getattr(module, "__dict__", {}).values()):
+                    self._add(x, name, kind)
             self._searched.add(name)
-            for x in list(getattr(module, "__dict__", {}).values()):
-                if isinstance(x, jaxprs.Primitive) and name.startswith("jax."):
-                    self._primitives[id(x)] = x
-                # A `UserContext`, such as replicax's, has its state in an attribute.
-                state = getattr(x, "_obj", None) if _is_user_context(x) else x
-                if isinstance(state, kind) and hasattr(state, "get_local"):
-                    self._states[id(state)] = state
         for state in getattr(_config, "config_states", {}).values():
             self._states[id(state)] = state
+
+    def _add(self, x: Any, module: str, kind: Any) -> None:
+        if isinstance(x, jaxprs.Primitive) and module.startswith("jax."):
+            self._primitives[id(x)] = x
+        elif isinstance(x, kind) and hasattr(x, "get_local"):
+            self._states[id(x)] = x
+        elif type(x).__module__ == "jax._src.config":
+            state = getattr(x, "_obj", None)  # of `jax.make_user_context`
+            if isinstance(state, kind):
+                self._user_states[id(state)] = state
 
 
 _inventory = _Inventory()
@@ -184,6 +193,7 @@ def undisturbed(fn: Callable[[], Any]) -> Any:
     inside a trace that has ended, and every later call would fail.
     """
     restore = [partial(s.set_local, s.get_local()) for s in _inventory.states()]
+    user = [partial(s.set_local, s.get_local()) for s in _inventory.user_states()]
     folding = getattr(_config, "eager_constant_folding", None)
     try:
         # An interrupted `jax.ensure_compile_time_eval` may have left this on. The trace would then
@@ -191,15 +201,15 @@ def undisturbed(fn: Callable[[], Any]) -> Any:
         if folding is not None:
             folding.set_local(False)
         return fn()
+    except BaseException:
+        # Only then: `fn` may have written a variable, and so changed the key of an enclosing block.
+        restore += user
+        raise
     finally:
         _run_all(map(call, restore))  # one call into C: no signal handler runs in between
 
 
 _run_all: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
-
-
-def _is_user_context(x: Any) -> bool:
-    return type(x).__module__ == "jax._src.config" and type(x).__name__ == "UserContext"
 
 
 def uncommitted(x: jax.Array) -> jax.Array:
