@@ -16,10 +16,6 @@ from replicax._src.values.per_replica import Distributed
 from replicax._src.values.placement import is_traced
 
 _MOST_DRAWN, _MOST_COLUMNS = 40, 16
-# Internals of functions, strategies and datasets do not belong to a model.
-_INTERNAL_PACKAGES = tuple(
-    f"replicax.{name}" for name in ("function", "strategy", "input", "data", "topology", "context")
-)
 _REPEATED = ("_trainable_variables", "_trainable_variables_indices")  # the model's
 _FULL, _PART, _OWN, _EMPTY = "#7da7d9", "#e0a458", "#8fbf8f", "#8882"
 _LEGEND = ((_FULL, "all of it"), (_PART, "a part"), (_OWN, "a value of its own"))
@@ -159,7 +155,7 @@ def _walk(root: Any) -> Iterator[Placed]:
             yield from known
             continue
         for name, part in _parts(x):
-            if id(part) in seen or name in _REPEATED or _is_internal(part):
+            if id(part) in seen or name in _REPEATED:
                 continue
             seen.add(id(part))
             waiting.append((f"{path}/{name}".lstrip("/"), part))
@@ -170,10 +166,6 @@ def _parts(x: Any) -> Iterator[tuple[str, Any]]:
     contents = graph_contents(x)
     yield from contents.named.items()
     yield from ((label, part) for label, _, part in contents.unnamed)
-
-
-def _is_internal(x: Any) -> bool:
-    return type(x).__module__.startswith(_INTERNAL_PACKAGES)
 
 
 def _placed(path: str, x: Any) -> list[Placed] | None:
