@@ -109,7 +109,7 @@ def test_changed_code_in_a_project_under_a_librarys_prefix_is_seen(tmp_path, fol
 
 REACHED = """
 import {package} as helper, {package}.inner, json, replicax as rx
-from {package} import (Color, Point, Row, Scale, Scaled, double, nested)
+from {package} import (Color, Pair, Point, Row, Scale, Scaled, double, nested)
 from {package}.inner import thrice
 
 def imported(x):
@@ -132,6 +132,7 @@ ways = {{
     "enum": lambda x: x * Color.RED.value,
     "dataclass": lambda x: Point(x)(),
     "instance of a dataclass": Point(2).times,
+    "attrs class": lambda x: Pair(x).times(),
     "named tuple": lambda x: Row(x).double(),
     "function that calls a module": nested,
     "imported": imported,
@@ -142,7 +143,7 @@ found = {{k: rx.data.Dataset.range(3).map(way).fingerprint() for k, way in ways.
 print(json.dumps({{name: int(value) for name, value in found.items()}}))
 """
 HELPER = """
-import dataclasses, enum, typing
+import attrs, dataclasses, enum, typing
 from . import inner
 scale = {factor}
 def double(x):
@@ -168,6 +169,12 @@ class Point:
         return self.at * {factor}
     def times(self, x):
         return x * self()
+@attrs.define
+class Pair:
+    at: object
+    others: list = attrs.Factory(list)
+    def times(self):
+        return self.at * {factor}
 class Row(typing.NamedTuple):
     x: object
     def double(self):

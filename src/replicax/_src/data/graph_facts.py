@@ -295,10 +295,9 @@ class _GraphHasher:
         self._add_all(kind.__bases__)
         if issubclass(kind, Enum):
             self._add_all((x.name, x.value) for x in kind)
-        if "__dataclass_fields__" in vars(kind):
-            for field in fields(kind):
-                found = (field.name, field.default, field.default_factory)
-                self._add_all("" if x is MISSING else x for x in found)
+        for field in fields(kind) if is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ()):
+            found = (field.name, field.default, getattr(field, "default_factory", MISSING))
+            self._add_all(map(_default, found))
         for name, value in _written_members(kind).items():
             self._update(name)
             if isinstance(value, (staticmethod, classmethod)):
@@ -346,10 +345,11 @@ _RECORDS = _words(
     __dict__ __weakref__ __doc__ __module__ __qualname__ __annotations__ __annotate__
     __annotate_func__ __annotations_cache__ __conditional_annotations__ __dataclass_fields__
     __dataclass_params__ __firstlineno__ __static_attributes__ __parameters__ __orig_bases__
-    __type_params__ __abstractmethods__ _abc_impl
+    __type_params__ __abstractmethods__ _abc_impl __attrs_attrs__ __attrs_props__
+    __attrs_own_setattr__ __attrs_base_of_slotted__
     """
 )
-# The methods that decorators and base classes write for dataclasses, named tuples and enums.
+# The methods that are generated for dataclasses, attrs classes, named tuples and enums.
 _GENERATED = _words(
     """
     __init__ __new__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__
@@ -368,7 +368,8 @@ def _written_members(kind: Any) -> dict[str, Any]:
     """Return what the body of a class defines, without what Python generates."""
     is_enum = issubclass(kind, Enum)
     is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    generated = _GENERATED if is_enum or is_named_tuple or is_dataclass(kind) else frozenset()
+    has_fields = is_named_tuple or is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
+    generated = _GENERATED if is_enum or has_fields else frozenset()
     left_out = _RECORDS | (frozenset(kind.__members__) if is_enum else frozenset())
     return {
         name: x
@@ -378,6 +379,13 @@ def _written_members(kind: Any) -> dict[str, Any]:
         and not (is_enum and name.startswith("_") and not isinstance(x, FunctionType))
         and not (name in generated and _is_generated(x))
     }
+
+
+def _default(x: Any) -> Any:
+    """Return the default of a field of a dataclass or an attrs class."""
+    if x is MISSING or not type(x).__module__.startswith(("attr.", "attrs.")):
+        return None if x is MISSING else x
+    return getattr(x, "factory", None)  # without it, x is attrs' mark for no default
 
 
 def _is_generated(x: Any) -> bool:
