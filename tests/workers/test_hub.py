@@ -444,8 +444,11 @@ def test_no_message_of_a_worker_ends_the_hub(messages):
 
 @pytest.fixture(scope="module")
 def served():
-    with hub(100_000, join_timeout=3600.0) as address:
-        yield address
+    # The first refused worker would end this hub after half a minute.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_hub, "AFTER_REFUSAL", 3600.0)
+        with hub(100_000, join_timeout=3600.0) as address:
+            yield address
 
 
 def _still_serves(address):
