@@ -134,6 +134,16 @@ def test_many_objects_do_not_count_as_retracing(caplog):
     assert caplog.records == []
 
 
+def test_traces_for_other_devices_do_not_count_as_retracing(caplog):
+    f = rx.function(lambda x: x * 2)
+    for _ in range(7):
+        f(jnp.ones(2))
+        f.forget_programs()  # a resize of an elastic run
+
+    assert f.experimental_get_tracing_count() == 7
+    assert caplog.records == []
+
+
 def test_retracing_again_and_again_is_reported_once_with_the_reason(caplog):
     f = rx.function(lambda x, n: x * n)
 

@@ -69,6 +69,8 @@ def test_survivors_equal_a_run_with_the_same_workers(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[worker 1] sizes [2, 1] chief True" in done.stdout
     assert done.stderr.count("the others go on") == 2
+    # Once, and not at every resize.
+    assert (done.stdout + done.stderr).count("The dataset is not read from files") == 1
     assert "starting all workers again" not in done.stderr
     for workers, last in (("3", "3"), ("2", "6"), ("1", "8")):
         reference = launch(tmp_path / "reference", workers, options=(), STOP_AFTER=last)

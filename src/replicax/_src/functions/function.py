@@ -171,6 +171,7 @@ class Function(Generic[_P, _R_co]):
         # Several programs per key if iterators yield elements of several shapes.
         self._programs: dict[Any, list[Program]] = {}
         self._traces = 0
+        self._traces_before = 0  # those for other devices, before a resize of an elastic run
         self._started = False
         self._is_host_driven = False
         self._lock = threading.RLock()
@@ -233,6 +234,7 @@ class Function(Generic[_P, _R_co]):
     def forget_programs(self) -> None:
         """Drop all programs: the devices have changed."""
         self._programs.clear()
+        self._traces_before = self._traces
 
     def _run(self, arguments: Arguments) -> Any:
         """Run the program for these arguments; trace it if there is none."""
@@ -378,7 +380,7 @@ class Function(Generic[_P, _R_co]):
     def _count_trace(self, key: Any, arguments: Arguments) -> None:
         """Count a trace, and warn if the function is traced too often."""
         self._traces += 1
-        if self._traces != _MANY_TRACES or self._quiet:
+        if self._traces - self._traces_before != _MANY_TRACES or self._quiet:
             return
         last = next(reversed(self._programs), None)
         _log.warning(
@@ -386,7 +388,7 @@ class Function(Generic[_P, _R_co]):
             " numbers that change as arrays (jnp.asarray(x)), keep batch shapes equal"
             " (drop_remainder=True), and make the rx.function once, outside of loops.",
             self._name,
-            self._traces,
+            _MANY_TRACES,
             why_new(last, key, arguments.names(self._python)),
         )
 

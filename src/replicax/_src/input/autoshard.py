@@ -38,15 +38,17 @@ class WorkerPart:
     every_worker_reads_all: bool
 
 
-def shard(node: Node, policy: AutoShardPolicy, share: Share) -> WorkerPart:
+def shard(node: Node, policy: AutoShardPolicy, share: Share, *, warns: bool = True) -> WorkerPart:
     """Return the part of the graph of `node` that this worker reads under `policy`.
+
+    `warns` enables log messages, which the first worker writes.
 
     Raises:
         ValueError: If `policy` is FILE and there are fewer files than workers.
     """
     if share.total == 1:  # nothing to split: do not read an element to learn the batch size
         return WorkerPart(node, None, every_worker_reads_all=True)
-    chosen = choose(node, policy, share.workers, warns=share.worker == 0)
+    chosen = choose(node, policy, share.workers, warns=warns and share.worker == 0)
     if chosen is AutoShardPolicy.DATA:
         return WorkerPart(node, None, every_worker_reads_all=True)
     size = batch_size(node)

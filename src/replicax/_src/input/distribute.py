@@ -86,11 +86,18 @@ def distribute_dataset(
 
 
 def _pipeline_of_dataset(
-    dataset: Any, options: InputOptions, topology: Topology, *, in_order: bool, is_scaled: bool
+    dataset: Any,
+    options: InputOptions,
+    topology: Topology,
+    *,
+    in_order: bool,
+    is_scaled: bool,
+    warns: bool = True,
 ) -> Pipeline:
     """Return the pipeline that splits each global batch over the replicas.
 
-    If it ``is_scaled``, a global batch is a batch of the dataset for each replica.
+    If it ``is_scaled``, a global batch is a batch of the dataset for each replica. ``warns`` enables
+    log messages about the policy.
     """
     # A group of batches is divided in their order: each replica gets one of them.
     share = Share.of(topology, in_order=in_order or is_scaled)
@@ -102,7 +109,7 @@ def _pipeline_of_dataset(
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
         if is_scaled:  # all workers read all batches, and each takes its own of them
             policy = _data_policy(policy)
-        part = shard(source.dataset.node, policy, share)
+        part = shard(source.dataset.node, policy, share, warns=warns)
         new = None if is_scaled else feed.buffers.new
         source = DatasetSource(Dataset(part.node), source.dataset, new)
     shared = part is None or part.every_worker_reads_all
@@ -137,7 +144,11 @@ def _pipeline_of_dataset(
             " use an `rx.data` dataset, and `assert_cardinality` or `repeat()` after `filter`."
         )
     rebuild = partial(
-        _pipeline_of_dataset, dataset, options, topology, in_order=in_order, is_scaled=is_scaled
+        _pipeline_of_dataset,
+        *(dataset, options, topology),
+        in_order=in_order,
+        is_scaled=is_scaled,
+        warns=False,  # not at every resize
     )
     per_step = share.total if is_scaled else 1
     return Pipeline(
