@@ -8,8 +8,10 @@ ledger has no examples, but the weights depend on them. A worker that is lost wh
 others ends them, and all are restarted from the last commit; that is counted, and is no violation.
 
 Prints a table of the faults, how long the survivors took to re-form, and what one worker held at
-its first and last rounds. With ``--spare-first``, one worker stays through all rounds, so that
-threads, descriptors or memory that a round leaves behind add up in it.
+its first and last rounds. Then every step is taken again in runs without faults, of as many workers
+as took it, from the values that it began with: the bits of loss and weights must be the same. With
+``--spare-first``, one worker stays through all rounds, so that threads, descriptors or memory that
+a round leaves behind add up in it.
 """
 
 import argparse
@@ -54,7 +56,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         faults, said = _run(options, Path(folder))
         check = _check_library if options.library else _check
-        violations = check(_ledgers(Path(folder)), options.library)
+        found = _ledgers(Path(folder))
+        violations = check(found, options.library)
+        if not options.library:
+            violations += _replay(found, Path(folder))
         if "SIGTERM: saving after this step" not in said:
             violations.append("the run ended before it was told to")
     _say("| fault | number | of these, all workers restarted |\n| --- | --- | --- |")
@@ -198,6 +203,32 @@ def _check(found, _):
         violations += [f"step {k}: {text}" for text in _faults(found.get(k, []), batch, weights)]
     sizes = Counter(lines[0][0] for lines in found.values())
     _say(f"{last} steps; steps by the number of workers: {dict(sizes)}")
+    return violations[:20]
+
+
+def _replay(found, folder):
+    """Take each step again in runs without faults; return the steps whose bits differ."""
+    bits = {step: {tuple(line[2:]) for line in lines} for step, lines in found.items()}
+    ends = {0: [np.ones(4, "float32").tobytes().hex(), np.zeros(4, "float32").tobytes().hex()]}
+    ends |= {step: next(iter(rests))[1:] for step, rests in bits.items()}
+    violations, same = [], 0
+    for size in sorted({lines[0][0] for lines in found.values()}):
+        mine = [k for k, lines in found.items() if lines[0][0] == size and k - 1 in ends]
+        place = folder / f"replay{size}"
+        place.mkdir()
+        plan = place / "plan"
+        plan.write_text(json.dumps({k: ends[k - 1] for k in mine}))
+        env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(SOURCES)}
+        command = [sys.executable, "-m", "replicax", "launch", "--workers", str(size)]
+        command += [str(TRAINEE), str(place), str(STEPS)]
+        subprocess.run(command, env=env | {"REPLAY": str(plan)}, capture_output=True, check=True)
+        again = _ledgers(place)
+        for k in mine:
+            expected = {tuple(line[2:]) for line in again[k]}
+            same += bits[k] == expected
+            if bits[k] != expected:
+                violations.append(f"step {k}: not the bits of {size} workers without faults")
+    _say(f"{same} steps have the bits of runs without faults")
     return violations[:20]
 
 

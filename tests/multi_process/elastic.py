@@ -15,7 +15,9 @@ value for each replica, which counts the steps of all replicas. With ``SHARDED``
 sharded variables, which change the loss. A line for each step goes to the worker's ledger: the
 step, the number of replicas, this worker's examples, and the bits of the loss and the weights. With
 ``TURNOVER``, a worker that has joined dies after so many seconds, and the others write their
-threads, descriptors and MiB of memory to ``usage`` files after each change.
+threads, descriptors and MiB of memory to ``usage`` files after each change. With ``REPLAY``, the
+run takes only the steps that this JSON file names, each from the bits of the weights and the
+momentum that it gives.
 """
 
 import json
@@ -189,6 +191,19 @@ def main(*arguments):  # noqa: C901 - one program, from top to bottom
         name = f"{os.environ['RANK']}.{os.environ['REPLICAX_RESTART']}"
         with open(f"{folder}/ledger{name}", "a") as file:
             file.write(json.dumps(line) + "\n")
+
+    if "REPLAY" in os.environ:
+        with open(os.environ["REPLAY"]) as file:
+            begins = {int(step): begin for step, begin in json.load(file).items()}
+        for step in range(1, max(begins) + 1):
+            batch = next(batches)
+            if step in begins:
+                for variable, text in zip((weights, speed), begins[step], strict=True):
+                    variable.assign(np.frombuffer(bytes.fromhex(text), "float32"))
+                count.assign(step - 1)
+                loss = train(batch)
+                note(np.concatenate(strategy.experimental_local_results(batch)).tolist(), loss)
+        return
 
     state = {"w": weights, "s": speed, "n": count, "d": batches, "wide": wide}
     with rx.train.Resumable(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import replicax
 from replicax._src.cli.main import main
 from replicax._src.workers.resizes import Resizes
+from replicax._src.workers.wire import free_ports
 from tests.multi_process.gang import left_behind
 
 BATCH, STEPS = 12, 8
@@ -453,16 +454,79 @@ def test_too_few_workers_wait_and_end_with_a_commit(tmp_path):
     assert left_behind(str(tmp_path)) == []
 
 
+def launch_hosts(folder, workers, steps, *plan, again=False, **variables):
+    """Launchers of two hosts; with ``again``, the second one is started again when it ends."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RX_TEST_MARK": str(folder)}
+    env |= {"PYTHONPATH": str(Path(replicax.__file__).parents[1]), "REPLICAX_TOKEN": "of both"}
+    command = [sys.executable, "-m", "replicax", "launch", "--workers", workers, "--elastic"]
+    command += ["--hosts", "127.0.0.1,127.0.0.2", "--port", str(free_ports(1)[0])]
+    command += ["--max-restarts", "0" if again else "2"]
+    program = [TRAINEE, str(folder), str(steps)]
+
+    def start(host, *more):
+        return subprocess.Popen(
+            [*command, "--host-index", str(host), *program, *more],
+            env=env | variables | {"TMPDIR": str(folder / str(host))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    for host in range(2):
+        (folder / str(host)).mkdir()
+    first, second = start(0, *plan), start(1, *plan)
+    ended = []
+    if again:
+        ended.append(second.communicate(timeout=300)[0])
+        second = start(1)
+    said = [first.communicate(timeout=300)[0], second.communicate(timeout=300)[0], *ended]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    return said
+
+
+@pytest.mark.multi_process
+def test_run_goes_on_without_the_workers_of_a_host_which_join_again(tmp_path):
+    steps = 60
+    said = "".join(launch_hosts(tmp_path, "1:4", steps, "2@step@4", "3@step@4", WAIT_FOR="4"))
+    assert "starting all workers again" not in said
+    assert "[worker 2] replicax: joined: there are" in said
+    found = ledger(tmp_path)
+    check_ledger(found, steps)
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    assert sizes(found)[:4] == [4, 4, 4, 2]
+    assert sizes(found)[-1] == 4
+    for k, weights in zip(sorted(found), expected_weights(found, steps), strict=True):
+        np.testing.assert_allclose(
+            np.frombuffer(bytes.fromhex(bits(found[k])[1]), "float32"), weights, rtol=1e-4
+        )
+    assert left_behind(str(tmp_path)) == []
+
+
 @slow
 @pytest.mark.multi_process
-def test_another_launcher_adds_a_worker(tmp_path):
+def test_host_that_is_started_again_joins_the_run(tmp_path):
+    steps = 60
+    said = launch_hosts(tmp_path, "1:2", steps, "1@step@4", again=True, WAIT_FOR="2")
+    assert "was killed by SIGKILL" in said[2]
+    found = ledger(tmp_path)
+    check_ledger(found, steps)
+    assert [k for k, _ in itertools.groupby(sizes(found))] == [2, 1, 2]
+    assert [len(found[k]) for k in sorted(found)] == sizes(found)
+    assert left_behind(str(tmp_path)) == []
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("lost", [[], ["0@step@120"]])
+def test_another_launcher_adds_a_worker(tmp_path, lost):
+    """Without the last worker of its own, the launcher stays for that of the other one."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RX_TEST_MARK": str(tmp_path)}
     env |= {"PYTHONPATH": str(Path(replicax.__file__).parents[1]), "WAIT_FOR": "2"}
     env |= {"TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "replicax", "launch"]
     program = [TRAINEE, str(tmp_path), "150", "1@term@4"]
     with subprocess.Popen(
-        [*command, "--workers", "1:2", "--elastic", *program],
+        [*command, "--workers", "1:2", "--elastic", *program, *lost],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -481,12 +545,12 @@ def test_another_launcher_adds_a_worker(tmp_path):
             timeout=300,
         )
         lines += launcher.stdout
-    assert launcher.returncode == 0, lines
+    assert launcher.returncode == (143 if lost else 0), lines  # of the first
     assert joiner.returncode == 0, joiner.stdout + joiner.stderr
-    assert "[worker 1] sizes [2] chief False" in joiner.stdout
+    assert f"[worker 1] sizes [2{', 1] chief True' if lost else '] chief False'}" in joiner.stdout
     found = ledger(tmp_path)
     check_ledger(found, 150)
-    assert [k for k, _ in itertools.groupby(sizes(found))] == [2, 1, 2]
+    assert [k for k, _ in itertools.groupby(sizes(found))] == [2, 1, 2, *([1] if lost else [])]
     assert [len(found[k]) for k in sorted(found)] == sizes(found)
     assert left_behind(str(tmp_path)) == []
 
@@ -736,7 +800,6 @@ def test_survivors_that_cannot_agree_end():
     ("arguments", "fault"),
     [
         (["--workers", "2"], "--workers MIN:MAX"),
-        (["--workers", "1:2", "--hosts", "a,b", "--port", "1"], "omit --hosts"),
         (["--workers", "1:2", "--metrics-port", "1"], "omit --metrics-port"),
     ],
 )

@@ -41,6 +41,30 @@ def test_the_keeper_does_not_wait_for_the_connection_of_a_worker_that_is_dead():
     assert "ended without its worker" in run_fresh(DEAD).stdout
 
 
+SLOW = """
+import socket, time
+from replicax._src.workers import keeper as _keeper, wire as _wire
+
+start = _keeper._start_service
+_keeper._start_service = lambda *given: time.sleep(2.5) or start(*given)  # a busy machine
+server = socket.create_server(("127.0.0.1", 0))
+far = socket.create_connection(server.getsockname())
+near, _ = server.accept()
+acceptor = _wire.Acceptor(server, "token")
+acceptor.connections[near] = _wire.Connection(_wire.Wire(near), "")
+acceptor.connections[near].index = 0
+keeper = _keeper.Keeper("127.0.0.1", 1, meanwhile=acceptor.greet)
+print(bool(keeper.address), _wire.Wire(far).receive_within(0))
+keeper.end()
+"""
+
+
+def test_workers_hear_from_the_hub_while_the_service_starts():
+    result = run_fresh(SLOW)
+
+    assert result.stdout == "True {'pong': 0}\n", result.stderr
+
+
 PORT = """
 import socket
 from replicax._src.workers import keeper as _keeper, wire as _wire

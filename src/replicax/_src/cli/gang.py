@@ -284,7 +284,8 @@ class Gang:
         leases: The folder in which workers request time to save; see `workers.leases`.
         least: The fewest workers that go on when others fail; 0 if all must end then.
         waits: Whether fewer than these wait for others to join.
-        is_whole: Whether these are all workers of the run; otherwise they have joined it.
+        is_whole: Whether the run ends with these; otherwise those of other launchers go on.
+        others: Returns whether workers of other launchers take part in the run.
         rejoins: How often each of these is started again, to join the others.
         new_log: Returns the log of a worker that is started again for the n-th time.
     """
@@ -300,6 +301,7 @@ class Gang:
         *,
         waits: bool = False,
         is_whole: bool = True,
+        others: Callable[[list["Worker"]], bool] = lambda mine: False,
         rejoins: int = 0,
         new_log: Callable[[GangPlan, int], Log] = lambda plan, count: Log(None),
     ) -> None:
@@ -307,6 +309,7 @@ class Gang:
         self._least = least
         self._waits = waits
         self._is_whole = is_whole
+        self._others = others
         self._rejoins = rejoins
         self._new_log = new_log
         self._counts: dict[int, int] = {}  # how often each worker was started again
@@ -334,7 +337,7 @@ class Gang:
             The worker that failed first and caused the other failures, or None.
         """
         end_at: float | None = None
-        while self._running():
+        while self._running() or self._comes_back():
             now = time.monotonic()
             if self._least:
                 self._end_given_up(now)
@@ -354,11 +357,16 @@ class Gang:
             return None
         return min(failed, key=lambda w: (bool(w.kill_reason or w.blames), w.ended), default=None)
 
+    def _comes_back(self) -> bool:
+        """Whether a worker is to be started again, when none of these runs any more."""
+        return self._goes_on() and bool(self._due or self._running())
+
     def _goes_on(self) -> bool:
         """Whether enough workers of an elastic run are left; log each that has failed."""
         failed = [w for w in self.workers if w.process.poll()]
         least = 1 if self._waits else self._least
-        if not self._least or len(self.workers) - len(failed) < least:
+        is_enough = len(self.workers) - len(failed) >= least
+        if not self._least or not (is_enough or self._others(self.workers)):
             return False
         is_ending = any(w.process.returncode == 0 for w in self.workers)
         for worker in failed:

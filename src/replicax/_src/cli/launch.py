@@ -9,9 +9,10 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from replicax._src.cluster.detection import ALONE, others
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.files.paths import local_file
 from replicax._src.workers import leases, run_registry
-from replicax._src.workers.join import HubProcess, hub_options
+from replicax._src.workers.join import HubProcess, hub_options, statuses
 from replicax._src.workers.run_registry import FOLDER, TOKEN_FILE
 from replicax._src.workers.sessions import Guard
 from replicax._src.workers.settings import (
@@ -39,7 +40,7 @@ from replicax._src.workers.settings import (
     Settings,
     read_token,
 )
-from replicax._src.workers.wire import free_ports
+from replicax._src.workers.wire import WireError, free_ports
 
 if TYPE_CHECKING:
     from replicax._src.cli import top
@@ -299,16 +300,21 @@ def _attempt(
         reporter.begin(address, (folder / TOKEN_FILE).read_text())
     code, story, is_over = 0, "", False
     seat = _seat(options, address)
+    go_on = partial(_go_on_without, options, address)
     try:
-        least = options.members.least if options.elastic else 0
+        several = len(_hosts(options)) > 1
+        if several and not is_first and go_on([]):
+            plans = [_joining(plan) for plan in plans]  # this launcher was started again
         gang = Gang(
             plans,
             logs,
             guard,
             _exit_reporter(hub, seat),
             folder,
-            least,
+            _least_here(options),
             waits=options.wait > 0,
+            is_whole=is_first or not options.elastic,
+            others=go_on,
             rejoins=options.max_restarts,
             new_log=lambda plan, count: _log(
                 options.log_dir, plan, f"{_suffix(attempt)}.join-{count}"
@@ -324,10 +330,7 @@ def _attempt(
             _agree(seat, options, 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
             _wait_for_others(hub, options, has_failed=True)  # other hosts need the hub to save
             raise
-        if culprit:
-            code, story = culprit.code, _story(culprit, gang.workers)
-        story += _agree(seat, options, code) + _leave_out(culprit, gang, options)
-        _wait_for_others(hub, options, has_failed=culprit is not None)
+        code, story = _settle(culprit, gang, hub, seat, options)
         _warn_of_separate(gang, options.members.size, folder)
         is_over = True
     finally:
@@ -339,6 +342,45 @@ def _attempt(
     if story:
         _say(story)
     return code
+
+
+def _settle(
+    culprit: Worker | None,
+    gang: Gang,
+    hub: HubProcess | None,
+    seat: CouncilSeat | None,
+    options: argparse.Namespace,
+) -> tuple[int, str]:
+    """Settle what follows when no worker of this launcher is left; return exit code and story."""
+    code, story = (culprit.code, _story(culprit, gang.workers)) if culprit else (0, "")
+    address = gang.workers[0].plan.environment[HUB_VARIABLE]
+    is_left = culprit is not None and _go_on_without(options, address, gang.workers)
+    options.may_restart = options.may_restart and not is_left
+    story += _agree(seat, options, code) + _leave_out(culprit, gang, options)
+    if hub is not None and is_left:
+        hub.wait(None)
+    _wait_for_others(hub, options, has_failed=culprit is not None)
+    return code, story
+
+
+def _least_here(options: argparse.Namespace) -> int:
+    """Return the fewest workers of this host that go on without the others; 0 if all end."""
+    if not options.elastic:
+        return 0
+    # The run may go on with the workers of any host.
+    return 1 if len(_hosts(options)) > 1 else int(options.members.least)
+
+
+def _go_on_without(options: argparse.Namespace, address: str, mine: Collection[Worker]) -> bool:
+    """Whether workers other than ``mine`` take part in the elastic run with its hub there."""
+    if not options.elastic:
+        return False
+    own = {(worker.plan.index, worker.process.pid) for worker in mine}
+    with contextlib.suppress(OSError, ClusterError, WireError, StopIteration):
+        status = next(statuses(address, options.token))
+        here = {(row["index"], row["pid"]) for row in status["workers"] if row["state"] == "here"}
+        return bool(status["membership"] and here - own)
+    return False
 
 
 def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
@@ -609,9 +651,6 @@ def _check(options: argparse.Namespace) -> None:
             and members.size > 1
             and ":" not in options.workers
             and options.min_workers is None
-        ),
-        "--elastic is for the workers of one machine: omit --hosts": (
-            options.elastic and bool(options.hosts)
         ),
         "--elastic cannot serve metrics: omit --metrics-port": (
             options.elastic and options.metrics_port is not None

@@ -85,7 +85,7 @@ def distribute_dataset(
     )
 
 
-def _pipeline_of_dataset(
+def _pipeline_of_dataset(  # noqa: PLR0913 - what a dataset is distributed with
     dataset: Any,
     options: InputOptions,
     topology: Topology,
@@ -96,8 +96,8 @@ def _pipeline_of_dataset(
 ) -> Pipeline:
     """Return the pipeline that splits each global batch over the replicas.
 
-    If it ``is_scaled``, a global batch is a batch of the dataset for each replica. ``warns`` enables
-    log messages about the policy.
+    If it ``is_scaled``, a global batch is a batch of the dataset for each replica. ``warns``
+    enables log messages about the policy.
     """
     # A group of batches is divided in their order: each replica gets one of them.
     share = Share.of(topology, in_order=in_order or is_scaled)

@@ -217,17 +217,23 @@ class CheckpointManager:
     def hand_over(self, path: str) -> None:
         """Write the state to ``path``, from which joining workers restore it; call `sync` before.
 
-        The manager does not count it among its checkpoints.
+        The manager does not count it among its checkpoints. A relative path is one in its
+        directory, which another host may have elsewhere.
 
         Raises:
             OSError: It cannot be written; on all workers.
         """
-        self._checkpoint.write(path)
+        self._checkpoint.write(os.path.join(self._directory, path))
 
     def take_over(self, path: str) -> None:
         """Restore the state that `hand_over` wrote on other workers; list the checkpoints again."""
-        self._checkpoint.read(path)
+        self._checkpoint.read(os.path.join(self._directory, path))
         self._times = self._listed()
+
+    def discard_state(self, path: str) -> None:
+        """Remove what `hand_over` wrote."""
+        with suppress(OSError):
+            store.remove(os.path.join(self._directory, path))
 
     def sync(self) -> None:
         """Wait until the last save is on disk, then remove checkpoints beyond ``max_to_keep``.

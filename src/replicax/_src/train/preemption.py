@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from typing import Any, Self
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.cluster import requeue
 from replicax._src.state.variable import Variable
-from replicax._src.train import store
 from replicax._src.train.checkpoint import Checkpoint, finish_all
 from replicax._src.train.manager import CheckpointManager
 from replicax._src.train.reader import log
@@ -347,10 +346,9 @@ class Notice:
 
         if not start.regroup(group, "A worker joins.", prepare):
             self.watch_again()
-        if group.facts.index == 0:
+        if group.facts.index == 0 and self._manager is not None:
             for place in places:
-                with suppress(OSError):
-                    store.remove(place)
+                self._manager.discard_state(place)
 
     def _why_closed(self, group: _group.Group) -> tuple[str, str]:
         """Return why no worker can join, "" if one can; and where to put the state for it.
@@ -364,7 +362,9 @@ class Notice:
             why = str(error)
         if self._manager is None or sum(1 for one in _notices if _is_open(one())) > 1:
             why = "The program does not have one `rx.train.Resumable` for its whole state."
-        place = os.path.join(os.environ[leases.VARIABLE], f"state-{group.generation}")
+        # The hosts of a run share the folder of the checkpoints only.
+        folder = os.environ[leases.VARIABLE] if start.is_local(group.facts) else "joining"
+        place = os.path.join(folder, f"state-{group.generation}")
         answers = group.agree("the workers that join", [why, place])
         return next((why for why, _ in answers if why), ""), answers[0][1]
 

@@ -776,7 +776,8 @@ def main() -> None:
     def new_keeper(size: int) -> Keeper:
         """Fork a keeper for the next generation; a fixed port may still be in use."""
         inherited = [c.wire.socket for c in acceptor.connections.values()]
-        return Keeper(host, size, listener, *others, *inherited, bind=options.bind)
+        sockets = listener, *others, *inherited
+        return Keeper(host, size, *sockets, bind=options.bind, meanwhile=acceptor.greet)
 
     hub = Hub(options, acceptor, keeper, metrics, new_keeper)
     if keeper.fault:

@@ -52,6 +52,7 @@ class Keeper:
         *inherited: socket.socket | int,
         bind: str | None = None,
         port: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Fork the keeper and start the service in it.
 
@@ -61,6 +62,8 @@ class Keeper:
             *inherited: The hub's sockets and descriptors, which the child must close.
             bind: The host to listen at; None for ``host``.
             port: The port to listen at; 0 for a free one.
+            meanwhile: Called once a second until the service has started. The child imports JAX's
+                library first, which may take longer than workers wait for a silent hub.
         """
         # Also a heartbeat in one direction, and orders in the other; see `_serve_hub`.
         self._pipe, far = socket.socketpair()
@@ -73,12 +76,20 @@ class Keeper:
                 os.close(one if isinstance(one, int) else one.fileno())
             _run_keeper(partial(_start_service, host, size, bind, port), size, far)
         far.close()
-        message = self._pipe.recv(1024)  # empty where JAX has no such service
+        message = self._first_message(meanwhile)  # empty where JAX has no such service
         self.fault = message.removeprefix(_FAULT).decode() if message.startswith(_FAULT) else ""
         self.address = "" if self.fault else message.decode()
         self._is_alive = bool(self.address)
         self._pipe.setblocking(False)  # from here on a stopped keeper must not block the hub
         self._silent, self._looked = 0.0, time.monotonic()
+
+    def _first_message(self, meanwhile: Callable[[], None]) -> bytes:
+        self._pipe.settimeout(_HEARTBEAT_EVERY)
+        while True:
+            try:
+                return self._pipe.recv(1024)
+            except TimeoutError:
+                meanwhile()
 
     def why_lost(self, patience: float) -> str:
         """Return why the service has been lost, once, and "" otherwise; the hub polls this.

@@ -61,7 +61,7 @@ def start(facts: ClusterFacts) -> Group:
             " no longer join the cluster. Make it at the top of the program,"
             " before the first array, variable or list of devices."
         )
-    if facts.is_chief and not settings.is_secret and not _is_local(facts):
+    if facts.is_chief and not settings.is_secret and not is_local(facts):
         _log.warning(
             "No token was given, so anyone who can reach %s can join this run or end it. Set the"
             " same REPLICAX_TOKEN for all workers.",
@@ -135,7 +135,7 @@ def _free_address(facts: ClusterFacts) -> str:
     )
 
 
-def _is_local(facts: ClusterFacts) -> bool:
+def is_local(facts: ClusterFacts) -> bool:
     """Whether all workers listen on the loopback interface only."""
     hosts = {_wire.split_address(address)[0] for address in facts.addresses if address}
     return hosts <= {"localhost", "127.0.0.1", "::1"}
@@ -147,7 +147,7 @@ def _start_jax(group: Group, service: str) -> None:
     if not backend_is_initialized():
         # Synchronous dispatch raises inside the collective, where the lost worker can be named.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if _is_local(facts):
+    if is_local(facts):
         keep_programs_of_all()
     before = sockets.listening_ports()
     host = listen_host(group)

@@ -314,6 +314,12 @@ class Acceptor:
             if connection.index is not None:
                 connection.wire.send(message)
 
+    def greet(self) -> None:
+        """Let workers know that the hub lives, also those that are joining."""
+        for connection in list(self.connections.values()):
+            if connection.index is not None or connection.candidate is not None:
+                connection.wire.send({"pong": 0})
+
     def readers(self) -> list[Connection]:
         """Return the connections of readers, oldest first."""
         return [v for v in self.connections.values() if v.reads]
