@@ -54,6 +54,18 @@ def step(op):
     return replica
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float32"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("way", WAYS)
+def test_empty_arrays_get_the_dtype_of_others(way, op, dtype):
+    tree = {"empty": jnp.zeros((2, 0), dtype), "full": jnp.ones((2, 1), dtype)}
+
+    result = way(mirrored(2), lambda: context().all_reduce(op, tree))
+
+    assert result["empty"].values[1].shape == (2, 0)
+    assert result["empty"].values[1].dtype == result["full"].values[1].dtype
+
+
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize(("count", "op"), [(3, "MEAN"), (8, "SUM")])
 @pytest.mark.parametrize("way", WAYS)

@@ -231,6 +231,18 @@ class _Plan:
         return f"all_reduce({self.op.name})"
 
     def __call__(self, leaves: Leaves) -> Leaves:
+        # XLA's compiler for CPUs crashes with JAX 0.11 if a program packs or combines the sums of
+        # empty arrays and others.
+        reduced = iter(self._reduced([x for x in leaves if x.size]))
+        return [next(reduced) if x.size else self._reduced_empty(x) for x in leaves]
+
+    def _reduced_empty(self, x: jax.Array) -> jax.Array:
+        dtype = mean_dtype(x.dtype) if self.op is ReduceOp.MEAN else summand(self.op, x).dtype
+        return jnp.zeros(x.shape, dtype)
+
+    def _reduced(self, leaves: Leaves) -> Leaves:
+        if not leaves:
+            return []
         dtypes = [mean_dtype(x.dtype) for x in leaves]
         leaves = [summand(self.op, x) for x in leaves]
         if self.op is ReduceOp.SUM:
