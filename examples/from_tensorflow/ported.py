@@ -67,7 +67,7 @@ def main():
             loss = train_step(next(batches))
             if step % 20 == 0 or step == options.steps - 1:
                 rx.summary.scalar("loss", loss, step=step)
-                print(f"step {step}: loss {np.asarray(loss):.4f}, error {mean_error.result():.4f}")
+                print(f"step {step}: loss {np.array(loss):.4f}, error {mean_error.result():.4f}")
     path = checkpoint.save(os.path.join(options.logs, "model"))
     print(f"saved as {path}")
 
