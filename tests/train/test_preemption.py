@@ -434,11 +434,14 @@ class Full:
     def hand_over(self, path):
         raise OSError(28, f"No space left on device: {path}")
 
+    def discard_state(self, path):
+        self.discarded = path
+
 
 class Alone:
     """A group of one worker to which another wants to join."""
 
-    facts = types.SimpleNamespace(index=0)
+    facts = types.SimpleNamespace(index=0, addresses=("127.0.0.1:7000",))
     generation, has_newcomers, holds, least, is_elastic = 0, True, False, 1, True
 
     def __init__(self):
@@ -473,3 +476,4 @@ def test_newcomer_is_refused_if_the_state_cannot_be_written(monkeypatch, tmp_pat
     assert len(alone.refusals) == 1
     assert "No space left on device" in alone.refusals[0]
     assert manager.is_synced  # a failure of the commit before it is raised
+    assert manager.discarded == str(tmp_path / "state-0")

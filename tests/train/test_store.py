@@ -517,7 +517,7 @@ def test_workers_that_save_when_jax_s_service_ends_say_so_and_end(tmp_path, then
 
         for worker in gang.wait(seconds=60):
             assert worker.code == 1
-            assert "WorkerLostError: The process that keeps JAX's coordination" in worker.text
+            assert "WorkerLostError: The process that runs JAX's coordination" in worker.text
             assert why in worker.text
         assert gang.is_gone()
 
