@@ -166,7 +166,8 @@ class _Moved:
         answers = group.agree("the parts of sharded variables", [sorted(parts), order])
         if any(theirs != order for _, theirs in answers):
             raise elastic.CannotResizeError(
-                "The workers have other sharded variables, or in another order."
+                "The workers do not have the same sharded variables in the same order of creation,"
+                " so their parts cannot be put together again."
             )
         there = [numbers for numbers, _ in answers]
         givers = {i: rank for rank, some in reversed(list(enumerate(there))) for i in some}
